@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllm.trainer.metrics import RolloutMetrics
+from rllm.trainer.metrics import EpisodeMetrics
 from rllm.types import Episode, Trajectory
 
 SCORED = Episode(task_id="a", is_correct=True, trajectories=[Trajectory(reward=1.0)])
@@ -11,7 +11,7 @@ FAILED = Episode(task_id="a", info={"error": {"type": "AgentError", "message": "
 
 
 def test_unscored_episode_is_usable_without_rewards_unless_it_failed() -> None:
-    needing, not_needing = RolloutMetrics(), RolloutMetrics(needs_rewards=False)
+    needing, not_needing = EpisodeMetrics(), EpisodeMetrics(needs_rewards=False)
     assert [judge.why_unusable(SCORED) for judge in (needing, not_needing)] == [None, None]
     assert "not scored" in (needing.why_unusable(UNSCORED) or "")
     assert not_needing.why_unusable(UNSCORED) is None
@@ -19,7 +19,7 @@ def test_unscored_episode_is_usable_without_rewards_unless_it_failed() -> None:
 
 
 def test_unscored_episodes_do_not_lower_the_accuracy() -> None:
-    judge = RolloutMetrics(needs_rewards=False)
+    judge = EpisodeMetrics(needs_rewards=False)
     for name, found in (
         ("accuracy", judge.of_training([SCORED, UNSCORED, FAILED])["rollout/accuracy"]),
         ("held out", judge.of_evaluation([SCORED, UNSCORED, FAILED])["eval/accuracy"]),
@@ -29,4 +29,4 @@ def test_unscored_episodes_do_not_lower_the_accuracy() -> None:
     reported = judge.of_evaluation([UNSCORED]) | judge.of_training([UNSCORED])
     assert not verdicts & reported.keys()
     assert (reported["eval/num_episodes"], reported["rollout/num_unscored"]) == (1.0, 1.0)
-    assert verdicts <= (RolloutMetrics().of_evaluation([SCORED]) | RolloutMetrics().of_training([SCORED])).keys()
+    assert verdicts <= (EpisodeMetrics().of_evaluation([SCORED]) | EpisodeMetrics().of_training([SCORED])).keys()
