@@ -44,9 +44,10 @@ class DemoRun:
         return self.folder / "checkpoints" / "step-000015"
 
 
-def run_demo(folder: Path, *arguments: str) -> DemoRun:
-    """Run the demo in its own folder."""
-    command = [sys.executable, "-m", "rllm", "demo", *arguments, "--json"]
+def run_demo(folder: Path, *arguments: str, resume: str | None = None) -> DemoRun:
+    """Run the demo in its own folder, or resume a run of it there."""
+    begin = ["demo"] if resume is None else ["train", "--resume", resume]
+    command = [sys.executable, "-m", "rllm", *begin, *arguments, "--json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])

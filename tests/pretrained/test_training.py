@@ -53,7 +53,7 @@ def test_resumed_run_after_kill_equals_the_uninterrupted_one(trained: DemoRun, t
     shutil.copytree(trained.folder, killed)
     shutil.rmtree(killed / "checkpoints" / trained.checkpoint.name)
     seal(killed)  # like a run that was started here
-    resumed = run_demo(tmp_path, "--resume", "killed")
+    resumed = run_demo(tmp_path, resume="killed")
     assert list(map(reproducible, lines_of(resumed.folder))) == list(map(reproducible, lines_of(trained.folder)))
     assert (resumed.checkpoint / "model.safetensors").read_bytes() == (
         trained.checkpoint / "model.safetensors"
