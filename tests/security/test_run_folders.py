@@ -261,7 +261,6 @@ def test_oversized_settings_file_is_not_read_completely(tmp_path: Path) -> None:
 
 def test_endless_lines_are_not_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm._runtime.files.MAX_LINE_BYTES", 1_000_000)
-    monkeypatch.setattr("rllm.viewer.charts.MAX_LINE_BYTES", 1_000_000)
     for name in ("tasks.jsonl", "episodes.jsonl", "metrics.jsonl"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(10_000_000_000)

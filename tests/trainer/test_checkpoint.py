@@ -138,7 +138,7 @@ def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is none before it"):
         Checkpoints(tmp_path, keep=1).save(1, write(""), {})
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(ConfigError, match="cannot be written to"), in_use(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be used"), in_use(tmp_path):
         pass
 
 
