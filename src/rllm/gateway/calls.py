@@ -61,7 +61,7 @@ class CallEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self.gateway.metrics
-        answer = _Answer(send, self.dialect.parameters.own_names)
+        answer = _Answer(send, self.dialect)
         mode, started = "json", time.perf_counter()
         metrics.in_flight += 1
         try:
@@ -320,10 +320,9 @@ def _call_metadata(chat: JSONMapping, session: Session, headers: Mapping[bytes, 
 class _Answer:
     """ASGI response of one call."""
 
-    def __init__(self, send: Send, names: Mapping[str, str]) -> None:
+    def __init__(self, send: Send, dialect: Dialect) -> None:
         self._send = send
-        self._names = names
-        """The dialect's own names of chat fields."""
+        self._dialect = dialect
         self.call: ModelCall | None = None
         """The call, once it is known; the head names its session."""
         self.ignored: Sequence[str] = ()
@@ -340,7 +339,8 @@ class _Answer:
 
     async def piece(self, piece: bytes) -> None:
         if not self.began:
-            await self._start(200, [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")])
+            media_type = self._dialect.stream_type.encode()
+            await self._start(200, [(b"content-type", media_type), (b"cache-control", b"no-cache")])
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end(self) -> None:
@@ -360,6 +360,7 @@ class _Answer:
         assert self.call is not None
         if not (self.ignored or self.call.route.ignored or self.call.lost):
             return ""
-        upstream = (self._names.get(key, key) for key in self.call.route.ignored.split(", ") if key)
+        names = self._dialect.parameters.own_names
+        upstream = (names.get(key, key) for key in self.call.route.ignored.split(", ") if key)
         lost = (f"prompt.{kind.replace(' ', '_')}" for kind in self.call.lost)
         return ", ".join([*dict.fromkeys(map(printable, [*self.ignored, *upstream, *lost]))][:_MAX_NAMED])

@@ -54,6 +54,8 @@ class Dialect(ABC):
     """Members that every request has, for the error message of a body that is not an object."""
     prompt_name = "messages"
     """Name of the prompt in error objects."""
+    stream_type = "text/event-stream"
+    """Media type of its streams."""
     continues_answers = False
     """True if a request may name an earlier answer instead of repeating the conversation."""
 
