@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from rllm._runtime.untrusted import LARGE
+from rllm.capture.wire_formats import WIRE_FORMATS
 from rllm.errors import RLLMError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
@@ -50,10 +51,13 @@ class Admin:
         self._pool = gateway.upstream if isinstance(gateway.upstream, UpstreamPool) else None
 
     def routes(self) -> list[Route]:
+        # Some clients add a version of their own to a base URL that ends with one.
+        versions = dict.fromkeys(row.version for row in WIRE_FORMATS)
+        lists = "/models", *(f"{base}/{version}/models" for version in versions for base in ("", "/v1"))
         models = [
             self._route(f"{prefix}{path}{end}", answer, of_model=True)
             for prefix in ("", "/sessions/{session_id}")
-            for path in ("/v1/models", "/v1/v1/models", "/models", "/v1beta/models", "/v1/v1beta/models")
+            for path in lists
             for end, answer in (("", self._models), ("/{model_id:path}", self._model))
         ]
         upstreams = [
