@@ -23,6 +23,7 @@ from rllm.tracking.about import settings_of
 from rllm.tracking.console import ConsoleTracker
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.config import TrainConfig, load_config
+from rllm.trainer.settings import check_fit
 from rllm.types import Episode, TerminationReason, Trajectory
 
 from ..ports import free_port
@@ -336,6 +337,15 @@ def test_settings_that_are_passed_on_are_read() -> None:
     trees = [ast.parse(path.read_text()) for path in (package / "trainer").rglob("*.py")]
     read = {ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert read >= READ
+
+
+@pytest.mark.parametrize("key", [key for key in leaf_keys(TrainConfig) if key.startswith(("data.", "filters."))])
+def test_selection_of_rollouts_has_no_effect_on_demonstrations(key: str) -> None:
+    section, name = key.split(".")
+    config = load_config(["algorithm.name=sft", "rollout.group_size=1"])
+    changed = type(getattr(config, section)).model_construct(**{name: "other"})
+    with pytest.raises(ConfigError, match=rf"{key}='other' would have no effect on demonstrations"):
+        check_fit(config.model_copy(update={section: changed}), demonstrates=True)
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

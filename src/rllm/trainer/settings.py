@@ -82,10 +82,9 @@ _OF_ROLLOUTS = (
     *("rollout.temperature", "rollout.max_tokens", "rollout.max_steps"),
     *("rollout.resample_rounds", "rollout.max_staleness"),
     *("eval.num_rollouts", "eval.temperature", "eval.top_p", "eval.top_k", "gateway.host", "gateway.port"),
-    *("data.weights", "data.sampling", "data.replay", "data.replay_steps"),
-    *("filters.ended_by", "filters.truncated", "model.reference_offload", "model.engine"),
+    *("data.", "filters.", "model.reference_offload", "model.engine"),
 )
-_OF_DEMONSTRATIONS = ("sft.train_on", "sft.tokenize_method", "sft.reward_threshold", "sft.best_per_task")
+"""Settings, and whole sections (`data.`), that have no effect on demonstrations."""
 
 
 def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
@@ -107,7 +106,7 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
                 f"rollout.group_size={config.rollout.group_size}: each demonstration is used once a step; leave it out"
             )
     else:
-        _refuse(config, _OF_DEMONSTRATIONS, "because there are no demonstrations")
+        _refuse(config, ("sft.",), "because there are no demonstrations")
         if config.rollout.resample_rounds and config.rollout.group_size == 1 and not algorithm.needs_greedy:
             raise ConfigError(
                 f"rollout.resample_rounds={config.rollout.resample_rounds}: a single rollout of a task "
@@ -125,8 +124,9 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
 def _refuse(config: TrainConfig, keys: Sequence[str], why: str) -> None:
     """Raise `ConfigError` for the first of these settings that was changed, since it would have no effect."""
     for key in keys:
-        section, _, name = key.partition(".")
-        refuse_changes(getattr(config, section), section, [name], f"{why}; leave it out")
+        name, _, field = key.partition(".")
+        section = getattr(config, name)
+        refuse_changes(section, name, [field] if field else type(section).model_fields, f"{why}; leave it out")
 
 
 _PARTS = 4
