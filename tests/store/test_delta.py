@@ -13,6 +13,7 @@ from rllm.store.rows import (
     columns_of,
     create_tables,
     decode_document,
+    kinds_of,
     trace_to_row,
 )
 from rllm.types import Trace
@@ -136,6 +137,20 @@ def test_columns_follow_from_the_fields_of_a_trace():
     assert [name for name in kinds if kinds[name] in ("ids", "floats")] == ["prompt_ids", "response_ids", "logprobs"]
     assert (kinds["parent_id"], kinds["logprobs_kind"], kinds["started_at"]) == ("text", "text", "real")
     assert "session_id" not in kinds
+
+
+def test_exported_types_do_not_depend_on_how_fields_are_stored():
+    document = {"store": "document"}
+    record = dataclasses.make_dataclass(
+        "Record",
+        [
+            ("build", str | None, dataclasses.field(default=None, metadata=document)),
+            ("seconds", float, dataclasses.field(default=0.0, metadata=document)),
+            ("timings", dict[str, float], dataclasses.field(default_factory=dict, metadata=document)),
+        ],
+    )
+    assert kinds_of(record) == {"build": "text", "seconds": "real", "timings": None}
+    assert columns_of(record) == {}
 
 
 def test_changed_columns_need_a_new_schema():

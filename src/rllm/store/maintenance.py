@@ -17,7 +17,7 @@ from rllm._runtime.files import new_file
 from rllm.errors import ConfigError, RLLMError, StoreError, counted, needed
 from rllm.store.base import SessionInfo, TraceStore, every_session, session_pages
 from rllm.store.codec import any_to_json, column_text, plain_text
-from rllm.store.rows import ARRAYS, SCALARS
+from rllm.store.rows import kinds_of
 from rllm.types import JSONObject, StepCredit, Trace
 
 ExportFormat: TypeAlias = Literal["jsonl", "parquet"]
@@ -151,7 +151,7 @@ def _write_parquet(traces: Iterable[Trace], path: Path) -> int:
         "ids": pa.list_(pa.int64()),
         "floats": pa.list_(pa.float64()),
     }
-    columns = {"session_id": pa.string()} | {name: types[kind] for name, kind in (SCALARS | ARRAYS).items()}
+    columns = {name: types[kind] for name, kind in kinds_of(Trace).items() if kind is not None}
     schema = pa.schema([(item.name, columns.get(item.name, pa.string())) for item in fields(Trace)])
     count, remaining = 0, iter(traces)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:

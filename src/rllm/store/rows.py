@@ -62,18 +62,27 @@ _MAX_TRACES = 8
 """Traces of a session that are remembered: the latest ones, which later traces continue."""
 
 
+def kinds_of(record: type) -> dict[str, ColumnKind | None]:
+    """Return the kind of each field by its type; `None` for a field that only JSON can hold."""
+    return {name: _kind_of_type(hint) for name, hint in get_type_hints(record).items()}
+
+
+def _kind_of_type(hint: Any) -> ColumnKind | None:
+    options = [option for option in get_args(hint) if option is not NoneType]
+    if get_origin(hint) is Literal:
+        return "text"
+    return _KINDS.get(options[0] if NoneType in get_args(hint) else hint)
+
+
 def columns_of(record: type, *, default: str = "column") -> dict[str, ColumnKind]:
     """Return the kind of each field that has a column, without the session's id, which rows replace by its number."""
-    hints = get_type_hints(record)
+    kinds = kinds_of(record)
     found: dict[str, ColumnKind] = {}
     for item in fields(record):
         if item.metadata.get("store", default) == "column" and item.name != "session_id":
-            hint = hints[item.name]
-            options = [option for option in get_args(hint) if option is not NoneType]
-            if get_origin(hint) is Literal:
-                found[item.name] = "text"
-            else:
-                found[item.name] = _KINDS[options[0] if NoneType in get_args(hint) else hint]
+            kind = kinds[item.name]
+            assert kind is not None, f"{record.__name__}.{item.name} has a type that no column can hold"
+            found[item.name] = kind
     return found
 
 
