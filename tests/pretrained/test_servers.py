@@ -5,17 +5,27 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from rllm.store import open_store
+from rllm.workflows.simple_workflow import SimpleWorkflow
 
 from .sums import train
 
 pytestmark = [pytest.mark.pretrained, pytest.mark.slow]
 SMALL = ["num_steps=2", "tasks_per_step=4", "rollout.group_size=4", "rollout.timeout_s=1800"]
+
+
+def is_even(task: Any, answer: str) -> float:
+    """Return a reward that differs within nearly every group; right answers are too rare for two steps to have both."""
+    return float(len(answer) % 2 == 0)
+
+
+AGENT = {"workflow_class": SimpleWorkflow, "workflow_args": {"reward_function": is_even}}
 
 
 def test_vllm_samples_with_the_weights_of_each_update(
@@ -34,6 +44,7 @@ def test_vllm_samples_with_the_weights_of_each_update(
         tmp_path / "run",
         *(*SMALL, "save_every=1", "model.engine=vllm", f"vllm.command={command}", "vllm.start_timeout_s=900"),
         *("vllm.args=[--enforce-eager]", "model.max_length=512"),
+        **AGENT,
     )
     steps = [line for line in lines if "policy/loss" in line]
     assert [line["policy/weight_version"] for line in steps] == [1, 2]
@@ -65,7 +76,7 @@ def test_verl_trains_the_model_for_two_steps(smollm: Path, tmp_path: Path, monke
     )  # else Ray writes a key into the home of the user who runs the tests
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    lines = train(smollm, tmp_path / "run", *SMALL, "backend=verl", "verl.timeout_s=1800")
+    lines = train(smollm, tmp_path / "run", *SMALL, "backend=verl", "verl.timeout_s=1800", **AGENT)
     steps = [line for line in lines if "policy/loss" in line]
     assert [line["policy/weight_version"] for line in steps] == [1, 2]
     assert max(line["policy/sampler_gap_max"] for line in steps) < 1e-3
