@@ -166,9 +166,8 @@ class Admin:
         """
         body = await read_body(request.scope, request.receive, self._config, self._budget) or b"{}"
         parse = partial(parse_object, body, needs=", ".join(kinds))
-        given = (
-            parse() if len(body) < LARGE else await asyncio.to_thread(parse)
-        )  # All other requests would wait meanwhile.
+        # In a thread if it is large: all other requests would wait meanwhile.
+        given = parse() if len(body) < LARGE else await asyncio.to_thread(parse)
         for name, value in given.items():
             if name not in kinds:
                 raise invalid(f"{name!r} is not a field of this request: use {', '.join(kinds)}", name)
