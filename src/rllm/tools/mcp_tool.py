@@ -240,10 +240,10 @@ class MCPConnection:
     # The methods below run in the connection's own loop.
 
     async def _call(self, tool: str, arguments: dict[str, object]) -> CallToolResult:
-        ready = None
+        holder = None
         try:
             client = await self._connected()
-            ready = self._ready
+            holder = self._holder
             async with asyncio.timeout(self.timeout_s):
                 return await client.call_tool(tool, arguments)
         except TimeoutError:
@@ -254,8 +254,10 @@ class MCPConnection:
             reason = f"{type(error).__name__}: {error}"
             if (getattr(error, "code", None), getattr(error, "message", None)) == CONNECTION_CLOSED:
                 reason = "the server ended during the call; the next call connects to it afresh"
-                if ready is self._ready:  # otherwise another call has already disconnected
+                if holder is self._holder:
                     await self._disconnect()
+                elif holder is not None:  # another call is disconnecting; then all of standard error has arrived
+                    await asyncio.wait([holder])
         raise self._failure(tool, reason + self._stderr_note())
 
     async def _list_tools(self) -> list[ListedTool]:
