@@ -173,8 +173,9 @@ def test_models_whose_attention_takes_no_tree_run_one_by_one(make_model: Make) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pass_that_mixes_sequences_is_detected(make_model: Make, family: str, dtype: torch.dtype) -> None:
     def without_a_mask(model: Any, tree: TokenTree) -> Tensor:
-        depths, _ = tree_rows.depths_and_stops(tree)
-        states: Tensor = model(input_ids=torch.tensor([tree.ids]), position_ids=depths[None]).last_hidden_state[0]
+        states: Tensor = model(
+            input_ids=torch.tensor([tree.ids]), position_ids=tree_rows.token_depths(tree)[None]
+        ).last_hidden_state[0]
         return states
 
     model = make_model(family).model.to(dtype)

@@ -21,7 +21,7 @@ from rllm.backends.local.forward import (
     separate_hidden_states,
     whole_tree_states,
 )
-from rllm.backends.local.tree_rows import depths_and_stops
+from rllm.backends.local.tree_rows import token_stops
 
 from .conftest import in_float64
 
@@ -67,7 +67,7 @@ LONG = st.lists(
 @given(LONG, st.sampled_from([1, 8, 1000]))
 def test_blocks_equal_those_of_all_pairs_of_tokens(shapes: list[tuple[int, int, int]], min_saved: int) -> None:
     tree = build_tree([[stem] * shared + [3 + stem] * own for stem, shared, own in shapes], min_saved=min_saved)
-    _, stops = depths_and_stops(tree)
+    stops = token_stops(tree)
     found = _WithinTree(stops)._mask
     length = found.seq_lengths[0]
     ends = torch.cat([stops, torch.arange(len(stops), length) + 1])

@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 
 from rllm.algorithms.tree import ROW_TOKENS, TokenTree, build_tree
 from rllm.backends.local.tree_attention import RowAttention
-from rllm.backends.local.tree_rows import SHARED_SAVED, depths_and_stops
+from rllm.backends.local.tree_rows import SHARED_SAVED, token_depths, token_stops
 from rllm.inference.local.model_forward import has_full_attention
 
 if TYPE_CHECKING:
@@ -149,16 +149,14 @@ def whole_tree_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
     A token attends to those before it whose subtree has not ended, as within a row. As a block mask, this lets
     FlexAttention skip blocks of pairs without attention and never write the scores down, so that nothing is copied.
     """
-    _, stops = depths_and_stops(tree)
-    return _run(model, tree, _WithinTree(stops.to(next(model.parameters()).device)))
+    return _run(model, tree, _WithinTree(token_stops(tree).to(next(model.parameters()).device)))
 
 
 def _run(model: torch.nn.Module, tree: TokenTree, attention: RowAttention | _WithinTree) -> Tensor:
     device = next(model.parameters()).device
-    depths, _ = depths_and_stops(tree)
     output = model(
         input_ids=torch.tensor([tree.ids], device=device),
-        position_ids=depths.unsqueeze(0).to(device),
+        position_ids=token_depths(tree).unsqueeze(0).to(device),
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # accepted as it is and not used
         use_cache=False,
         above=attention,

@@ -27,7 +27,7 @@ _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 
 class RowAttention:
-    """Attention within a tree whose tokens are one sequence; a `SharedPrefix` of `grouped_attention`."""
+    """Attention within a tree whose tokens are one sequence; a `TreeAttention` of training."""
 
     def __init__(
         self,
@@ -40,11 +40,13 @@ class RowAttention:
         """Cut the tree into rows; see `tree_rows.blocks`."""
         self._blocks = list(blocks(tree, row_tokens, shared_saved))
         queries = [block.tokens.flatten() for block in self._blocks]
+        keys = [tokens for block in self._blocks for tokens in _keys_of(block)]
+        self._num_queries, self._num_keys = [len(tokens) for tokens in queries], [len(tokens) for tokens in keys]
         is_real = torch.cat([block.is_real.flatten() for block in self._blocks])
         place = torch.empty(len(tree.ids), dtype=torch.long)
         place[torch.cat(queries)[is_real]] = is_real.nonzero().flatten()
         self._queries, self._place = torch.cat(queries).to(device), place.to(device)
-        self._keys = torch.cat([tokens for block in self._blocks for tokens in _keys_of(block)]).to(device)
+        self._keys = torch.cat(keys).to(device)
         self._masks: dict[torch.dtype, list[Tensor | None]] = {}
 
     def attend(
@@ -57,13 +59,9 @@ class RowAttention:
         scale: float,
     ) -> Tensor:
         """Return [1, H, T, D] the attention's output."""
-        num_queries = [block.tokens.numel() for block in self._blocks]
-        num_keys = [len(tokens) for block in self._blocks for tokens in _keys_of(block)]
-        queries = _selected(query, self._queries).split(num_queries)
+        queries = _selected(query, self._queries).split(self._num_queries)
         # One selection of all keys: each would have a gradient of the size of the tree.
-        pairs = zip(
-            _selected(keys, self._keys).split(num_keys), _selected(values, self._keys).split(num_keys), strict=True
-        )
+        pairs = zip(*(_selected(states, self._keys).split(self._num_keys) for states in (keys, values)), strict=True)
         pieces = []
         for block, rows, seen in zip(self._blocks, queries, self._additive_masks(query), strict=True):
             own_keys, own_values = (_as_rows(states, len(block.tokens)) for states in next(pairs))

@@ -91,7 +91,7 @@ def blocks(tree: TokenTree, row_tokens: int = ROW_TOKENS, shared_saved: int | No
         row_tokens: see `ROW_TOKENS`.
         shared_saved: see `SHARED_SAVED`; `None` shares no prefixes.
     """
-    _, stops = depths_and_stops(tree)
+    stops = token_stops(tree)
     for rows in _batches(cut_rows(tree, row_tokens)):
         shared = () if shared_saved is None else _shared_prefixes(tree, rows, shared_saved)
         start, end = (torch.tensor([[getattr(row, name)] for row in rows]) for name in ("start", "stop"))
@@ -104,12 +104,19 @@ def blocks(tree: TokenTree, row_tokens: int = ROW_TOKENS, shared_saved: int | No
         yield Block(tokens=tokens, is_real=is_real, mask=mask, above=above, shared=shared)
 
 
-def depths_and_stops(tree: TokenTree) -> tuple[Tensor, Tensor]:
-    """Return [T] each token's position in its sequences, and [T] the end of the subtree of its node."""
-    lengths = torch.tensor([node.length for node in tree.nodes])
-    starts, offsets = (torch.tensor([getattr(node, name) for node in tree.nodes]) for name in ("start", "offset"))
-    depths = torch.arange(len(tree.ids)) + (offsets - starts).repeat_interleave(lengths)
-    return depths, torch.tensor(tree.stops()).repeat_interleave(lengths)
+def token_depths(tree: TokenTree) -> Tensor:
+    """Return [T] each token's position in its sequences."""
+    return torch.arange(len(tree.ids)) + _of_tokens(tree, [node.offset - node.start for node in tree.nodes])
+
+
+def token_stops(tree: TokenTree) -> Tensor:
+    """Return [T] the end of the subtree of each token's node."""
+    return _of_tokens(tree, tree.stops())
+
+
+def _of_tokens(tree: TokenTree, numbers: list[int]) -> Tensor:
+    """Return [T] the number of each token's node."""
+    return torch.tensor(numbers).repeat_interleave(torch.tensor([node.length for node in tree.nodes]))
 
 
 def _mask(tokens: Tensor, stops: Tensor, seen: Tensor) -> Tensor:

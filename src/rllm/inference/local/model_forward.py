@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 NAME = "rllm_sdpa"
 
 
-class SharedPrefix(Protocol):
-    """Keys that rows attend to besides their own, in a pass over a token tree."""
+class TreeAttention(Protocol):
+    """Attention of sequences that share tokens, computed in place of the model's own."""
 
     def attend(
         self,
@@ -35,7 +35,7 @@ class SharedPrefix(Protocol):
         mask: torch.Tensor | None,  # [B, 1, T, T]; None: each token attends to those before it
         scale: float,
     ) -> torch.Tensor:
-        """Return the attention to both, [B, H, T, D]."""
+        """Return [B, H, T, D] the attention's output."""
         ...
 
 
@@ -58,7 +58,7 @@ def grouped_attention(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    above: SharedPrefix | None = None,
+    above: TreeAttention | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Implement `transformers`' sdpa interface. In decoding (T = 1), a group's queries become a sequence T = H / K.
@@ -179,7 +179,7 @@ _sigmoid = RowwiseActivation(torch.sigmoid)
 
 
 class PromptAttention:
-    """Attention of B rows to their prompts and to what follows; a `SharedPrefix` of one decode step.
+    """Attention of B rows to their prompts and to what follows; a `TreeAttention` of one decode step.
 
     Keys and values of a long prompt are kept once for all rows that begin with it. Samples of one prompt would
     otherwise each read a copy of it from main memory; now all but the first read it from the CPU's cache. A row attends
