@@ -28,6 +28,11 @@ NEUTRAL: JSONMapping = {
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
+def is_neutral(name: str, value: object) -> bool:
+    """Return whether a sampling parameter leaves the distribution as it is; those not in `NEUTRAL` do at 1."""
+    return value == NEUTRAL.get(name, 1.0) or (name == "top_k" and value in (0, None))
+
+
 def with_fixed_sampling(request: JSONMapping, fixed: JSONMapping) -> JSONObject:
     """Return the agent's request with imposed parameters; it may still ask for a shorter answer."""
     changed = {**request, **fixed}

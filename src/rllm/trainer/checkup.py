@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rllm._runtime.process import free_memory, total_memory
+from rllm.config.sampling import is_neutral
 from rllm.errors import ConfigError
 from rllm.gateway.server import bind
 from rllm.inference.servers.capabilities import Checks, Finding, probe
@@ -177,12 +178,8 @@ def _conflicts(packages: Mapping[str, Package]) -> Iterator[Finding]:
 
 BYTES_TO_TRAIN = 16
 """Of each weight: itself, its gradient, and AdamW's two means, in float32."""
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    **dict.fromkeys(("temperature", "top_p", "typical_p", "repetition_penalty"), (1.0,)),
-    "top_k": (0, -1, None),
-    "min_p": (0.0,),
-}
-"""Values at which a setting of `generation_config.json` leaves the model's own distribution as it is."""
+_OF_SAMPLING = ("temperature", "top_p", "typical_p", "repetition_penalty", "top_k", "min_p")
+"""Settings of `generation_config.json` that may change the model's distribution."""
 
 _QUESTION: Message = {"role": "user", "content": "How many figs?"}
 _MORE: Message = {"role": "user", "content": "And limes?"}
@@ -385,9 +382,8 @@ def generation_finding(folder: Path) -> Finding:
     """Return whether the model's own defaults would change what is sampled."""
     path = folder / "generation_config.json"
     settings = json.loads(path.read_text()) if path.is_file() else {}
-    changed = {
-        name: settings[name] for name, neutral in NEUTRAL.items() if settings.get(name, neutral[0]) not in neutral
-    }
+    given = {name: settings[name] for name in _OF_SAMPLING if name in settings}
+    changed = {name: value for name, value in given.items() if not is_neutral(name, value)}
     if not changed:
         return _found("generation config", "leaves the model's distribution as it is")
     listed = ", ".join(f"{name}={value}" for name, value in changed.items())

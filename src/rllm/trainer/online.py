@@ -18,7 +18,7 @@ from statistics import fmean
 
 from rllm.algorithms.reinforce import BASELINE_KEY
 from rllm.config.loading import ConfigSource, load_config
-from rllm.config.sampling import NEUTRAL
+from rllm.config.sampling import NEUTRAL, is_neutral
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.engine.request import RolloutRequest
@@ -146,9 +146,9 @@ class SessionRollouts:
                     f"it was sampled at temperature {temperature}, and rollout.temperature is {self._temperature:g}: "
                     "set that to the one of your program"
                 )
-            for name, neutral in NEUTRAL.items():
+            for name in NEUTRAL:
                 value = trace.sampling.get(name)
-                if value not in (None, neutral) and (name, value) != ("top_k", 0):  # 0 and -1 mean the same
+                if value is not None and not is_neutral(name, value):
                     return OTHER_SAMPLING, f"{name}={value} changes the model's distribution: leave it out"
         return None
 
