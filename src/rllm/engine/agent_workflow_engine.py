@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
@@ -198,8 +198,7 @@ class AgentWorkflowEngine:
                 on_episode(episode)
 
         with self:
-            made_by: Any = SimpleNamespace(rollout=lambda attempt: self.rollout(attempt, **kwargs))
-            runner = RolloutRunner(made_by, **self._settings)
+            runner = RolloutRunner(_WithArguments(self, kwargs), **self._settings)
             episodes = await runner.run(requests_of(tasks, task_ids), on_episode=finish)
         failed = [episode for episode in episodes if episode.failed]
         if failed and self.raise_on_error:
@@ -208,6 +207,17 @@ class AgentWorkflowEngine:
                 f"{len(failed)} of {len(episodes)} rollouts failed; {failed[0].id}: {error['type']}: {error['message']}"
             )
         return episodes
+
+
+@dataclass(frozen=True)
+class _WithArguments:
+    """Rollouts of one `execute_tasks`, with its arguments of `run`."""
+
+    engine: AgentWorkflowEngine
+    run_args: JSONObject
+
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
+        return await self.engine.rollout(attempt, **self.run_args)
 
 
 def check_workflow(workflow_cls: object) -> None:
