@@ -34,7 +34,6 @@ $(VENV)/.dev: $(VENV)/.train
 demo: $(VENV)/.train  ## Train a tiny agent on this machine: a few minutes, no network.
 	$(BIN)/rllm demo $(MODEL:%=--model %)
 
-# `make check` runs tests/test_language.py.
 test: $(VENV)/.dev  ## The fast test suite: about three minutes.
 	$(BIN)/python tests/side_by_side.py
 

@@ -1,8 +1,8 @@
 """The fast suite in several processes, forked from one that has imported what most tests need.
 
 Usage: `python tests/side_by_side.py`, perhaps with options of pytest. Importing torch, transformers and the clients of
-model servers takes a process about ten seconds. The longest parts begin first, so that all processes
-end at about the same time.
+model servers takes a process about ten seconds. The longest parts begin first, so that all processes end at about the
+same time.
 """
 
 import gc

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
 from rllm.backends.local.backend import LocalBackend
 from rllm.backends.update import Schedule
 from rllm.config.schema import OptimConfig
+from rllm.errors import ConfigError
 from rllm.inference.local.loading import LoadedModel
 from rllm.inference.local.model_forward import use_grouped_attention
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
@@ -117,3 +120,14 @@ def groups() -> Callable[..., Batch]:
         return batch
 
     return make
+
+
+def assert_rejects_damage(backend: LocalBackend, folder: Path, damage: Mapping[str, Callable[[Path], object]]) -> None:
+    """Save a checkpoint, and assert that no damaged copy of it can be loaded."""
+    (folder / "whole").mkdir()
+    backend.save(folder / "whole")
+    for name, do_damage in damage.items():
+        copy = shutil.copytree(folder / "whole", folder / name)
+        do_damage(copy)
+        with pytest.raises(ConfigError, match="checkpoint="):
+            backend.load(copy)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from rllm.backends.local.backend import RECOVERY_FILE, LocalBackend
 from rllm.backends.update import update_weights
 from rllm.errors import ConfigError, WeightSyncError
 
-from .conftest import in_float64, same_weights, sequence_of, weights_of
+from .conftest import assert_rejects_damage, in_float64, same_weights, sequence_of, weights_of
 
 Make = Callable[..., Any]
 MakeBackend = Callable[..., LocalBackend]
@@ -338,13 +337,7 @@ DAMAGE = {
 def test_damaged_checkpoint_is_rejected(make_backend: MakeBackend, groups: Make, tmp_path: Path) -> None:
     backend = make_backend()
     update_weights(backend, groups(1, 2), GRPO())
-    (tmp_path / "whole").mkdir()
-    backend.save(tmp_path / "whole")
-    for name, damage in DAMAGE.items():
-        folder = shutil.copytree(tmp_path / "whole", tmp_path / name)
-        damage(folder)
-        with pytest.raises(ConfigError, match="checkpoint="):
-            backend.load(folder)
+    assert_rejects_damage(backend, tmp_path, DAMAGE)
 
 
 @pytest.mark.parametrize("options", [{"num_layers": 3}, {"family": "Llama"}], ids=str)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,7 @@ from rllm.inference.local.decoders import DynamicDecoder, RecomputeDecoder
 from rllm.inference.local.loading import ADAPTER_WEIGHTS_FILE, load_model
 from rllm.inference.local.slot_decoder import SlotDecoder
 
-from .conftest import in_float64, same_weights, sequence_of, strengthen, weights_of
+from .conftest import assert_rejects_damage, in_float64, same_weights, sequence_of, strengthen, weights_of
 
 Make = Callable[..., Any]
 MakeBackend = Callable[..., LocalBackend]
@@ -318,13 +317,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 def test_damaged_checkpoint_is_rejected(make_backend: MakeBackend, make_model: Make, tmp_path: Path) -> None:
     backend = make_backend(make_model(), lora=SMALL)
-    (tmp_path / "whole").mkdir()
-    backend.save(tmp_path / "whole")
-    for name, damage in DAMAGE.items():
-        folder = shutil.copytree(tmp_path / "whole", tmp_path / name)
-        damage(folder)
-        with pytest.raises(ConfigError, match="checkpoint="):
-            backend.load(folder)
+    assert_rejects_damage(backend, tmp_path, DAMAGE)
 
 
 def test_checkpoint_of_another_adapter_is_rejected(make_backend: MakeBackend, make_model: Make, tmp_path: Path) -> None:
