@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rllm.errors import RewardError
@@ -465,10 +465,14 @@ def test_random_rationals_are_compared_as_fractions(
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 12))
+@example(digits=1149117, places=11)  # small, and so precise that the next number is within a millionth
 def test_terminating_decimal_equals_its_fraction(digits: int, places: int) -> None:
     exact = Fraction(digits, 10**places)
     decimal = format(Decimal(digits).scaleb(-places), "f")
     assert reward_of(rf"\frac{{{exact.numerator}}}{{{exact.denominator}}}", decimal) == 1.0
-    assert reward_of(rf"\frac{{{exact.numerator + 1}}}{{{exact.denominator}}}", decimal) == float(
-        round(exact, 6) == round(exact + Fraction(1, exact.denominator), 6) and abs(exact) >= Fraction(1, 10**4)
-    )
+    other = Fraction(exact.numerator + 1, exact.denominator)
+    if max(abs(exact), abs(other)) < Fraction(1, 10**4):  # then a millionth of the number itself is allowed
+        is_same = abs(other - exact) <= abs(other) / 10**6
+    else:
+        is_same = round(exact, 6) == round(other, 6)
+    assert reward_of(rf"\frac{{{exact.numerator + 1}}}{{{exact.denominator}}}", decimal) == float(is_same)
