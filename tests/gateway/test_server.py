@@ -1,3 +1,4 @@
+import errno
 import json
 import socket
 import threading
@@ -10,7 +11,7 @@ import pytest
 from rllm.errors import ConfigError, RLLMError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.errors import STOPPED
-from rllm.gateway.server import GatewayServer
+from rllm.gateway.server import GatewayServer, bind, reserve
 from rllm.gateway.sessions import new_session_id
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
 from rllm.store.memory import MemoryTraceStore
@@ -33,6 +34,16 @@ def test_server_starts_on_a_free_port_and_leaks_nothing():
     assert set(threading.enumerate()) <= before
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/healthz", timeout=60)
+
+
+def test_reserved_port_is_kept_until_the_gateway_listens():
+    address = ("127.0.0.1", reserve("127.0.0.1", 0).getsockname()[1])
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(address)
+    with socket.socket() as client:
+        assert client.connect_ex(address) == errno.ECONNREFUSED, "a call before the gateway starts fails at once"
+    with bind(*address), socket.socket() as client:
+        assert client.connect_ex(address) == 0
 
 
 def test_stopping_twice_is_allowed_and_an_unstarted_server_has_no_url():

@@ -166,7 +166,7 @@ def lead_to_gateway(config: TrainConfig) -> int:
     """
     from rllm.gateway.config import is_loopback
     from rllm.gateway.identity import unnamed_key
-    from rllm.gateway.server import bind, url_of
+    from rllm.gateway.server import reserve, url_of
     from rllm.sdk.propagation import environment
     from rllm.sdk.variables import beside_own_keys, hide_operators_keys, run_key
 
@@ -176,9 +176,9 @@ def lead_to_gateway(config: TrainConfig) -> int:
         raise ConfigError(
             f"gateway.host={host!r}: agents run on this machine, so use 127.0.0.1 or another loopback address"
         )
-    with bind(host, config.gateway.port) as listener:
-        port: int = listener.getsockname()[1]
-        variables = environment(url_of(listener, host), api_key=unnamed_key(run_key()))
+    listener = reserve(host, config.gateway.port)  # other programs may ask for a free port while the model is loaded
+    port: int = listener.getsockname()[1]
+    variables = environment(url_of(listener, host), api_key=unnamed_key(run_key()))
     os.environ.update(beside_own_keys(variables, os.environ))
     return port
 

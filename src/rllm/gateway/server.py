@@ -181,21 +181,42 @@ def serve(app: ASGIApp, listener: socket.socket, config: GatewayConfig) -> None:
     _run(_Server(uvicorn_config(app, config.shutdown_timeout_s, config)), listener)
 
 
-def bind(host: str, port: int, *, of: str = "gateway") -> socket.socket:
+_reserved: dict[tuple[str, int], socket.socket] = {}
+"""The socket of `reserve`, by host and port."""
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Return a socket that keeps its port free for the next `bind` to it in this process; until then nothing listens.
+
+    Raises:
+        ConfigError: as `bind`.
+    """
+    listener = bind(host, port, listens=False)
+    for earlier in _reserved.values():
+        earlier.close()
+    _reserved.clear()
+    _reserved[host, listener.getsockname()[1]] = listener
+    return listener
+
+
+def bind(host: str, port: int, *, of: str = "gateway", listens: bool = True) -> socket.socket:
     """Return a listening socket; `of` names its owner in errors.
 
     Raises:
         ConfigError: if the port is in use, needs rights, or the host is not an address of this machine.
     """
+    listener = _reserved.pop((host, port), None)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = listener or socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"{of} host={host!r}: {error}: use an address of this machine, such as 127.0.0.1") from error
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
+        if not listener.getsockname()[1]:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        if listens:
+            listener.listen(2048)
     except OSError as error:
         listener.close()
         remedy = (
