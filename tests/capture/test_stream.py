@@ -198,6 +198,13 @@ def test_tool_calls_without_index_are_separated_by_id():
     ]
 
 
+def test_arguments_sent_as_an_object_are_kept_as_they_are():
+    arguments = {"index": 2, "input": "a", "unit": None, "place": {"index": 1}}
+    call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": arguments}}
+    [choice] = assemble([{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}]).response()["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
 @pytest.mark.parametrize(
     ("heads", "arguments"),
     [

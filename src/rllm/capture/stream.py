@@ -209,7 +209,7 @@ def _joined(call: JSONMapping) -> JSONObject:
 
 def _merge(call: JSONObject, piece: JSONMapping) -> None:
     for name, value in piece.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and name not in _GROWING:  # arguments that are an object arrive whole
             _merge(call.setdefault(name, {}), value)
         elif name in _GROWING and isinstance(value, str):
             pieces = call.get(name)
