@@ -390,6 +390,7 @@ def test_evaluated_agent_of_a_folder_cannot_change(eval_work, server, runs, fail
     [
         (["--dataset", "none.jsonl"], "'none.jsonl' cannot be read"),
         (["--dataset", "empty.jsonl"], "is empty"),
+        (["--dataset", ""], "'' names no data"),
         (["--dataset", "odd.jsonl"], "row 0 of odd: agent needs 'answer', which is not a column"),
         (["--temperature", "11"], "temperature=11.0: use a number from 0 to 10"),
         (["--timeout", "0"], "'--timeout': 0: use a number of seconds above 0"),

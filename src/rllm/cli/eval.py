@@ -124,7 +124,7 @@ def evaluate(
     agent, settings = leading_setting(agent, settings)
     if (in_sandboxes := tasks_in_sandboxes(agent, env, sandbox_agent, sandbox)) is not None:
         agent, env = None, in_sandboxes
-    named_work = {"agent": agent, "env": env, "data": dataset and [dataset], "split": split}
+    named_work = {"agent": agent, "env": env, "data": None if dataset is None else [dataset], "split": split}
     work: JSONObject = {name: value for name, value in named_work.items() if value is not None}
     benchmark = settle_work("eval", work)
     env, dataset = work.get("env"), next(iter(work.get("data", ())), None)
