@@ -286,9 +286,10 @@ def test_other_tasks_are_rejected(run_trainer: RunTrainer, monkeypatch: pytest.M
     [
         ({"num_steps": 2}, "num_steps=2: the run in .* has done 2 steps; raise num_steps"),
         ({"num_epochs": 1}, "num_epochs=1: the run in .* has done 2 steps; raise num_epochs"),
+        ({"num_steps": 2, "optim": {"schedule": "linear"}}, "has done 2 steps; .* new run .* model.path=.*step-000002"),
     ],
 )
-def test_resuming_a_finished_run_names_the_setting_to_raise(
+def test_resuming_a_finished_run_names_the_remedy(
     run_trainer: RunTrainer, length: Mapping[str, Any], expected: str
 ) -> None:
     run_trainer(length)

@@ -306,9 +306,13 @@ class AgentTrainer:
             self._start = self._starting_point()  # an earlier call, or another process, may have trained there since
             if self._start.has_done(self.config.num_steps):
                 decides = "num_steps" if self.config.num_epochs is None else "num_epochs"
+                remedy = f"raise {decides} to continue it"
+                if (schedule := self.config.optim.schedule) != "constant":  # then `num_steps` may not change
+                    new_run = f"start a new run from its weights, with model.path={self._start.checkpoint}"
+                    remedy = f"optim.schedule={schedule} ends there: {new_run} and another run_dir"
                 raise ConfigError(
                     f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has done "
-                    f"{counted(self._start.steps_done, 'step')}; raise {decides} to continue it"
+                    f"{counted(self._start.steps_done, 'step')}; {remedy}"
                 )
             stack.enter_context(rarely_collected())
             with on_ctrl_c(signal.default_int_handler):  # nothing is lost yet, and models take minutes to load
