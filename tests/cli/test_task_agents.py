@@ -27,9 +27,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
     ("arguments", "named"),
     [
         (["--agent", "codex"], "the tasks are missing"),
-        (["nowhere", "--agent", "terminus"], "nowhere"),
+        (["nowhere", "--agent", "terminus"], "rllm: tasks='nowhere': no such folder"),
         ([str(EXAMPLES), "--agent", "terminis"], "did you mean 'terminus'"),
         ([str(EXAMPLES), "--sandbox", "podmen"], "did you mean 'podman'"),
+        (["--env", "tasks:x?agnt=codex"], "env=tasks:x: agnt is not a parameter; did you mean 'agent'"),
         (["--env", "tasks:x", "--agent", "codex"], "--env 'tasks:DIR?agent=codex'"),
         (["my_agent.py:agent", "--data", "tasks.jsonl", "sandbox.cpus=2"], "sandbox.cpus=2"),
     ],

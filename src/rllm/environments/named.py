@@ -138,7 +138,8 @@ def open_env(spec: str, *, sandbox: SandboxSettings | None = None) -> NamedEnvir
     try:
         opened: NamedEnvironment = load_object(known.opener, kind="env")(name, params)
     except (ConfigError, EnvError) as error:
-        raise ConfigError(f"env={spec!r}: {error}") from error
+        where = "" if known.has_sandboxes else f"env={spec!r}: "  # tasks, which --agent and --sandbox may name, too
+        raise ConfigError(f"{where}{error}") from error
     return opened
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from rllm.data.dataset import Dataset
 from rllm.environments.named import NamedEnvironment, refuse_unknown, take_whole_number
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, concerning
 from rllm.sandbox import open_backend
 from rllm.sandbox.files import pack, unpack
 from rllm.sandbox.owner import own_folder
@@ -56,7 +56,8 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     else:
         source = name
     concurrency, warm = take_whole_number(own, "concurrency", 32, least=1), take_whole_number(own, "warm", 0)
-    refuse_unknown(own, ("agent", "sandbox", "max_steps", "concurrency", "warm", *LIMITS))
+    with concerning(f"env=tasks:{name}"):
+        refuse_unknown(own, ("agent", "sandbox", "max_steps", "concurrency", "warm", *LIMITS))
     max_steps = take_whole_number(own, "max_steps", 0, least=1) if "max_steps" in own else None
     agent = own.get("agent", "terminus")
     rollouts = TaskRollouts(
