@@ -113,15 +113,16 @@ class LocalEngine:
         self._bytes = TokenBytes(tokenizer)
         self._text = TextDecoder(tokenizer, self.end_ids, self._tool_parser.markup)
         self._packed = PackedModel(self.model, autocast=autocast) if can_pack(self.model) else None
-        on_gpu = model.device.type == "cuda"
-        default_bytes = int(torch.cuda.mem_get_info(model.device)[0] * 0.4) if on_gpu else total_memory() // 4
+        if cache_bytes is None:
+            on_gpu = model.device.type == "cuda"
+            cache_bytes = int(torch.cuda.mem_get_info(model.device)[0] * 0.4) if on_gpu else total_memory() // 4
         decoder = choose_decoder(
             self._packed.module if self._packed else self.model,
             original=self.model,
             products=self._packed.products if self._packed else None,
             max_sequences=max_concurrent,
             max_length=self.max_length,
-            max_bytes=cache_bytes or default_bytes,
+            max_bytes=cache_bytes,
         )
         self._scheduler = Scheduler(decoder, self._text, max_concurrent=max_concurrent)
         self._thread = DecodeThread(self._scheduler, self.model)
