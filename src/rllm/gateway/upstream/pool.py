@@ -14,8 +14,8 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from hashlib import blake2b
 
 from rllm.capture import PriorAnswer
@@ -172,15 +172,18 @@ class UpstreamPool:
 
     async def complete(self, call: UpstreamCall) -> JSONObject:
         while True:
-            async with self._attempt(call.route) as replica:
+            replica = await self.acquire(call.route)
+            with self._attempt(replica, call.route):
                 return await replica.upstream.complete(call)
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
         while True:
-            async with self._attempt(call.route) as replica, aclosing(replica.upstream.stream(call)) as batches:
-                async for batch in batches:
-                    call.route.is_passed_on = True
-                    yield batch
+            replica = await self.acquire(call.route)
+            with self._attempt(replica, call.route):
+                async with aclosing(replica.upstream.stream(call)) as batches:
+                    async for batch in batches:
+                        call.route.is_passed_on = True
+                        yield batch
                 return
 
     async def models(self) -> list[JSONObject]:
@@ -262,13 +265,12 @@ class UpstreamPool:
 
     # Routing of one call.
 
-    @asynccontextmanager
-    async def _attempt(self, route: Route) -> AsyncGenerator[Replica, None]:
-        """Yield a replica for one attempt at a call, whose failure is swallowed if the call is to be retried."""
-        replica = await self.acquire(route)
+    @contextmanager
+    def _attempt(self, replica: Replica, route: Route) -> Iterator[None]:
+        """Swallow the failure of one attempt at a call if the call is to be retried, and give the replica back."""
         began = time.monotonic()
         try:
-            yield replica
+            yield
         except UpstreamError as error:
             if not self._retries(replica, route, error, began):
                 raise
