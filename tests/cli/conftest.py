@@ -71,13 +71,15 @@ def fails(monkeypatch, capsys):
 
 @contextlib.contextmanager
 def as_a_program():
-    """Restore the environment and the garbage collector afterwards, and remove modules of the current directory from
-    `sys.modules`: other tests use some of the same names."""
-    path, modules, environment, thresholds = list(sys.path), dict(sys.modules), dict(os.environ), gc.get_threshold()
+    """Restore the environment and the interpreter's settings afterwards, and remove modules of the current directory
+    from `sys.modules`: other tests use some of the same names."""
+    path, modules, environment = list(sys.path), dict(sys.modules), dict(os.environ)
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
+        sys.setswitchinterval(interval)
         sys.path[:] = path
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
