@@ -12,7 +12,7 @@ from anthropic import Anthropic
 from anthropic import DefaultHttpxClient as AnthropicHttpxClient
 from openai import DefaultHttpxClient, OpenAI
 
-from rllm.gateway.call_dedup import InFlightCalls, RetryKey, retry_key
+from rllm.gateway.call_dedup import InFlightCall, InFlightCalls, RetryKey, retry_key
 from rllm.gateway.sessions import Session
 
 from ..waiting import wait_for
@@ -181,7 +181,7 @@ def test_only_requests_with_a_session_have_a_retry_key():
 
 async def test_call_whose_client_left_early_cannot_be_joined():
     calls, leaver = InFlightCalls(), RetryKey(key=(SESSION, 1), read_timeout_s=600.0)
-    with calls.begin() as call:
+    with InFlightCall() as call:
         assert not calls.offer(leaver, call)
         assert calls.join(RetryKey(key=(SESSION, 1), is_retry=True, read_timeout_s=600.0)) is None
 
@@ -193,7 +193,7 @@ async def test_call_continues_as_long_as_clients_retry():
         RetryKey(key=key, is_retry=True, read_timeout_s=600.0),
     )
     first = RetryKey(key=key, read_timeout_s=0.0)
-    with calls.begin() as call:
+    with InFlightCall() as call:
         assert calls.join(hasty) is None
         assert calls.offer(first, call)
         for _ in range(2):
@@ -209,7 +209,7 @@ async def test_retry_fails_as_its_call_does():
     joined = []
 
     def fail():
-        with calls.begin() as call:
+        with InFlightCall() as call:
             assert calls.client_gone(request, call, lambda: None)
             joined.append(calls.join(request))
             raise ValueError("broken")
@@ -221,10 +221,10 @@ async def test_retry_fails_as_its_call_does():
 
 
 async def test_failed_call_is_freed_at_once():
-    calls, failed = InFlightCalls(), []
+    failed = []
 
     def fail():
-        with calls.begin() as call:
+        with InFlightCall() as call:
             failed.append(weakref.ref(call))
             raise ValueError("broken")
 
@@ -239,7 +239,7 @@ async def test_failed_call_is_freed_at_once():
 
 async def test_each_client_has_the_whole_pause_for_its_retry(pass_time):
     calls, attempt, cuts = InFlightCalls(), RetryKey(key=(SESSION, 1), is_retry=True, read_timeout_s=0.0), []
-    with calls.begin() as call:
+    with InFlightCall() as call:
         call.cut = lambda: cuts.append("cut")
         assert calls.offer(attempt, call)
         pass_time(0.9 * 60.0)

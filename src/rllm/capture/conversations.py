@@ -353,13 +353,14 @@ class Conversations:
         """
         if trace.error is not None or not trace.response_ids or not asked.messages:
             return None
+        front, arguments = tool_key(trace.response), arguments_of(trace.response)
         call = _Call(
             trace_id=trace.id,
             tokens=_Tokens(),
             num_ids=len(trace.prompt_ids) + len(trace.response_ids),
-            arguments=arguments_of(trace.response),
+            arguments=arguments,
             has_reasoning=bool(reasoning_of(trace.response)),
-            has_content=has_content(trace.response),
+            has_content=bool(front[1]),
         )
         before: _Call | None = None
         added_ids = array("I")
@@ -371,7 +372,7 @@ class Conversations:
         return NewAnswer(
             asked=asked,
             response=trace.response,
-            key=canonical(trace.response),
+            key=(*front, *arguments),
             is_stopped=bool(trace.sampling.get("stop")) and not call.arguments,
             call=call,
             before=before,

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 from rllm.gateway.identity import METADATA_HEADER
 from rllm.gateway.sessions import Session
@@ -66,7 +67,10 @@ def retry_key(headers: Mapping[bytes, bytes], session: Session | None, body: byt
 
 
 class InFlightCall:
-    """One call, and its answer for a client that has left at its timeout and may come back."""
+    """One call, and its answer for a client that has left at its timeout and may come back.
+
+    The call is made in its `with` block; a retry that has joined it fails as the block does.
+    """
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -82,27 +86,25 @@ class InFlightCall:
         if self.cut is not None and not self.answer.done():
             self.cut()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and self.is_client_gone:
+            # Only then may a retry wait. The error holds the call, in a cycle with its future.
+            self.answer.set_exception(error)
+            self.answer.exception()  # Possibly no client waits.
+        self.answer.cancel()
+        self.cut = None
+
 
 class InFlightCalls:
     """Calls whose answers may be requested again. Lives in one event loop."""
 
     def __init__(self) -> None:
         self._offered: dict[_Key, tuple[InFlightCall, asyncio.TimerHandle]] = {}
-
-    @contextmanager
-    def begin(self) -> Iterator[InFlightCall]:
-        """Yield the record of a call that is made in this block; a retry that has joined it fails as the block does."""
-        call = InFlightCall()
-        try:
-            yield call
-        except Exception as error:
-            if call.is_client_gone:  # Only then may a retry wait. The error holds the call, in a cycle with its future.
-                call.answer.set_exception(error)
-                call.answer.exception()  # Possibly no client waits.
-            raise
-        finally:
-            call.answer.cancel()
-            call.cut = None
 
     def offer(self, request: RetryKey | None, call: InFlightCall) -> bool:
         """Let a retry join a call while its client may come back; return whether it may.

@@ -227,7 +227,7 @@ class CallEndpoint:
         if earlier := self.in_flight.join(retry):
             await answer.whole(200, await self._joined(earlier, retry, scope))
             return
-        with self.in_flight.begin() as own:
+        with InFlightCall() as own:
             async with until_disconnect(scope, partial(self.in_flight.client_gone, retry, own)):
                 body = await self.gateway.complete(call, partial(self.dialect.render, asked=asked))
             own.answer.set_result(body)
@@ -263,7 +263,7 @@ class CallEndpoint:
     ) -> None:
         """Make the call and pass its pieces on, or collect them if the client left before it had any."""
         collected: list[bytes] = []
-        with self.in_flight.begin() as own:
+        with InFlightCall() as own:
 
             def continues(cut: Callable[[], None]) -> bool:
                 return not answer.began and self.in_flight.client_gone(retry, own, cut)
