@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Protocol
 
 from rllm.capture import PriorAnswer
@@ -18,13 +17,9 @@ FACTS_KEY = "rllm"
 "sampling"}`, as far as they are known; `weight_updates` has an entry for each choice, and `sampling` holds the
 parameters in effect. `rllm serve` sends it too, so the facts survive a gateway in front of a gateway."""
 
-
 UPSTREAM_KEY = "rllm.upstream"
 """Key of a trace's metadata for the route of its call: `{"replica", "retries", "updated_to"}`, as far as there is
 any."""
-
-_NO_TIMES: Mapping[str, float] = MappingProxyType({})
-_NO_NOTES: JSONMapping = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -56,13 +51,13 @@ class Route:
     def timings(self) -> Mapping[str, float]:
         """Return what to add to the trace's timings."""
         if not self.queue_s and not self.retries:
-            return _NO_TIMES
+            return {}
         return {"queue_s": self.queue_s, "retry_s": sum(retry["lost_s"] for retry in self.retries)}
 
     def notes(self) -> JSONMapping:
         """Return what to add to the trace's metadata."""
         if self.replica is None and not self.retries and self.updated_to is None:
-            return _NO_NOTES
+            return {}
         known = {"replica": self.replica, "retries": self.retries or None, "updated_to": self.updated_to}
         return {UPSTREAM_KEY: {name: value for name, value in known.items() if value is not None}}
 

@@ -219,10 +219,6 @@ class HTTPUpstream:
         await self.models()
 
     async def close(self) -> None:
-        self.close_idle()
-
-    def close_idle(self) -> None:
-        """Close the connections that carry no call; the others close when theirs is answered."""
         self._connections.close()
 
     async def _whole(self, sending: Awaitable[Connection], limit: int) -> tuple[Connection, bytes]:
