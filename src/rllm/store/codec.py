@@ -103,12 +103,13 @@ def floats_to_bytes(values: Sequence[float]) -> bytes:
 
 def pack_floats(values: bytes) -> bytes:
     """Return a blob of floats from `floats_to_bytes`, in four bytes each if that loses nothing, otherwise in eight."""
-    wide = array("d", values)
-    numbers = wide.tolist()
-    narrow = array("f", numbers)
-    floats = narrow if narrow.tolist() == numbers else wide
-    width = floats.itemsize
-    return _pack(width, _to_planes(floats.tobytes(), width), _MAX_ARRAY_BYTES)
+    width = 8
+    if not values[::8].strip(b"\0"):  # The lowest 29 bits of a double are zero if it was a float.
+        numbers = array("d", values).tolist()
+        narrow = array("f", numbers)
+        if narrow.tolist() == numbers:
+            values, width = narrow.tobytes(), 4
+    return _pack(width, _to_planes(values, width), _MAX_ARRAY_BYTES)
 
 
 def unpack_floats(blob: bytes) -> list[float]:
