@@ -83,7 +83,7 @@ class PoolConfig:
     """Limits of a pool of inference servers."""
 
     hold_timeout_s: float = 60.0
-    """Seconds for which a call waits while no replica answers. While they are paused, it waits `total_timeout_s`."""
+    """Seconds for which a call waits while no replica answers. While they are paused, only its total time counts."""
     total_timeout_s: float = 3600.0
     """Seconds that a call may take in all, waiting and retries included."""
     check_interval_s: float = 10.0
