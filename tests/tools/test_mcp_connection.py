@@ -7,17 +7,19 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, RLLMError
 from rllm.tools import MultiTool
-from rllm.tools.mcp_tool import MCPServer, MCPTool, mcp_tools
+from rllm.tools.mcp_tool import MCPConnection, MCPServer, MCPTool, mcp_tools
 
 from ..ports import free_port
+from ..waiting import wait_for
 from .raw_mcp_server import NUM_MEETING
 from .test_mcp_tool import listening, tools_by_name
 
@@ -83,6 +85,21 @@ async def test_calls_share_a_reconnection_attempt(tmp_path: Path) -> None:
 
     assert all("'raw' cannot be started: no answer within 1 s" in str(output.error) for output in outputs)
     assert len(starts.read_text().splitlines()) <= 3  # and not one for each call
+
+
+LASTING = "import time; open('started', 'w'); time.sleep(20); open('survived', 'w')"
+
+
+async def test_closing_ends_a_server_whose_start_times_out_meanwhile(tmp_path: Path) -> None:
+    import_module("mcp.client.streamable_http")  # which takes longer than the start may
+    server = MCPServer(command=sys.executable, args=["-c", LASTING], cwd=str(tmp_path))
+    connection = MCPConnection(server, timeout_s=60.0, start_timeout_s=1.0)
+    waiting = asyncio.create_task(connection.list_tools())
+    await asyncio.to_thread(wait_for, lambda: waiting.done() or (tmp_path / "started").exists())
+    await asyncio.to_thread(connection.close)  # which takes two seconds, as the server does not end by itself
+    with pytest.raises((RLLMError, ConfigError)):
+        await waiting
+    assert not (tmp_path / "survived").exists()
 
 
 async def test_closing_ends_a_connection_attempt(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import atexit
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -285,12 +286,16 @@ class MCPConnection:
 
     async def _hold(self, ready: asyncio.Future[Client]) -> None:
         """Enter the client, stay until the connection ends, leave it: all in this one task."""
+        import anyio
+
         stderr = self._stderr = _StderrTail()
         try:
-            async with asyncio.timeout(self.start_timeout_s) as start, open_client(self.server, stderr) as client:
-                start.reschedule(None)
-                ready.set_result(client)
-                await asyncio.Event().wait()
+            # Unlike asyncio's, this deadline does not interrupt a client that is ending its server.
+            with anyio.fail_after(self.start_timeout_s) as start:
+                async with open_client(self.server, stderr) as client:
+                    start.deadline = math.inf
+                    ready.set_result(client)
+                    await asyncio.Event().wait()
         except Exception as error:
             if self._ready is ready:
                 self._ready = None
@@ -298,7 +303,7 @@ class MCPConnection:
             while isinstance(cause, BaseExceptionGroup):
                 cause = cause.exceptions[0]
             reason = f"{type(cause).__name__}: {cause}"
-            if start.expired():
+            if start.cancel_called:
                 reason = f"no answer within {self.start_timeout_s:g} s"
             if ready.done():
                 logger.warning("the connection to MCP server %r ended: %s", self.server.name, reason)
