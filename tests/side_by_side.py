@@ -6,6 +6,7 @@ same time.
 """
 
 import gc
+import logging
 import os
 import sys
 import tempfile
@@ -13,17 +14,20 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+import hypothesis
+import hypothesis.strategies
 import pytest
+from hypothesis.configuration import notice_initialization_restarted
 
 NUM_PROCESSES = 4
 """More than two cores can run: a test often waits."""
 IMPORTS = (
-    "hypothesis anthropic openai mcp google.genai starlette aiohttp sympy peft transformers.modeling_utils "
+    "anthropic openai mcp google.genai starlette aiohttp sympy peft transformers.modeling_utils "
     "langgraph.graph langchain_openai rllm.cli rllm.trainer.agent_trainer rllm.testing.tiny_policy"
 )
 PARTS = [
     "trainer", "gateway", "backends", "cli", "compat data viewer sandbox algorithms", "sdk engine tools", "security store",
-    "inference", "parser rewards",
+    "inference", "parser rewards frameworks testing",
 ]  # fmt: skip
 """Folders of tests; all others are the last part."""
 NOT_HERE = ["test_language.py"]
@@ -52,12 +56,23 @@ def start(paths: list[Path], log: Path) -> int:
     os._exit(code)
 
 
+@hypothesis.settings(database=None)
+@hypothesis.given(hypothesis.strategies.text())
+def prepare_hypothesis(_: str) -> None:
+    """Let hypothesis read the constants of all modules and the table of all characters, once for all processes."""
+
+
 def main() -> int:
     """Run all parts, and print the output of each when it ends; return 1 if one failed."""
     del sys.path[0]  # this folder, where others have the names of packages
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in IMPORTS.split():
         import_module(name)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True  # pytest adds handlers to each that does not, six times a test
+    prepare_hypothesis()
+    notice_initialization_restarted(warn=False)  # its plugin, which comes later, would report this
     gc.freeze()
     waiting, running, failed = list(parts().items()), {}, False
     with tempfile.TemporaryDirectory(prefix="rllm-tests-") as folder:
