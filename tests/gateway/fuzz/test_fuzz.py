@@ -208,8 +208,6 @@ def little_garbage():
     """Freeze existing objects, so that garbage collection for each test is fast."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
