@@ -84,7 +84,7 @@ def test_data_file_may_name_environments(work, fails, policy):
 def test_reward_is_added_to_that_of_an_environment(work, policy):
     (work / "rewards.py").write_text("def brief(task, answer):\n    return {'brief': 3.0}\n")
     env = ["--env", "gymnasium:CliffWalking-v1?size=2&max_steps=2", "--reward", "rewards.py:brief"]
-    done = here("train", *env, "--model", policy, *FAST, "reward.weights={env: 0.5}", cwd=work)
+    done = here("train", *env, "--model", policy, *FAST, "rollout.max_tokens=8", "reward.weights={env: 0.5}", cwd=work)
     assert done.returncode == 0, done.stderr
     [line] = [json.loads(line) for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
     assert line["rollout/part/brief"] == 3.0

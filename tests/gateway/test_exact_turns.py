@@ -45,7 +45,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 def engine() -> Iterator[LocalEngine]:
     """Engine that generates arbitrary text, broken characters and surrounding whitespace included."""
     tokenizer = build_tokenizer()
-    engine = LocalEngine(build_model("Qwen3", len(tokenizer)), tokenizer)
+    engine = LocalEngine(build_model("Qwen3", len(tokenizer), num_hidden_layers=1), tokenizer)
     yield engine
     engine.close()
 
@@ -55,6 +55,19 @@ STRICT = (
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "{{ m.content }}{% endfor %}"
 )
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[GatewayServer]:
+    """Gateway of a model whose template refuses messages."""
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template, tokenizer.name_or_path = STRICT, "owner/strict"
+    engine = LocalEngine(build_model("Qwen3", len(tokenizer), num_hidden_layers=1), tokenizer)
+    with (
+        closing(engine),
+        GatewayServer(MemoryTraceStore(), EngineUpstream(engine, "policy"), GatewayConfig()) as server,
+    ):
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -67,14 +80,11 @@ STRICT = (
     ids=["system", "tool", "two users"],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_message_rejected_by_the_template_is_a_bad_request(messages: list[Any], role: str, stream: bool) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template, tokenizer.name_or_path = STRICT, "owner/strict"
-    engine = LocalEngine(build_model("Qwen3", len(tokenizer)), tokenizer)
-    with GatewayServer(MemoryTraceStore(), EngineUpstream(engine, "policy"), GatewayConfig()) as server:
-        body = {"model": "m", "messages": messages, "stream": stream}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, verify=False, timeout=60)
-    engine.close()
+def test_message_rejected_by_the_template_is_a_bad_request(
+    strict: GatewayServer, messages: list[Any], role: str, stream: bool
+) -> None:
+    body = {"model": "m", "messages": messages, "stream": stream}
+    answer = httpx.post(f"{strict.url}/v1/chat/completions", json=body, verify=False, timeout=60)
     assert answer.status_code == 400
     assert all(part in answer.json()["error"]["message"] for part in ("owner/strict", f"role '{role}'"))
 
