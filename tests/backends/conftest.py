@@ -52,11 +52,12 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
 def make_backend(
     tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., Any]
 ) -> Iterator[Callable[..., LocalBackend]]:
-    """`make_backend(lr=1e-3, lora=LoraSettings(...))`: a backend over a tiny random model; closed after the test."""
+    """`make_backend(lr=1e-3, lora=LoraSettings(...))`: a backend over a tiny random model, by default
+    of one layer; closed after the test."""
     made: list[LocalBackend] = []
 
     def make(model: Any = None, **options: Any) -> LocalBackend:
-        loaded = LoadedModel(model=model or make_model(), tokenizer=tokenizer, device=torch.device("cpu"))
+        loaded = LoadedModel(model=model or make_model(num_layers=1), tokenizer=tokenizer, device=torch.device("cpu"))
         of_optimizer = {name: options.pop(name) for name in OptimConfig.model_fields.keys() & options.keys()}
         settings = OptimConfig(**of_optimizer)
         decay = {name: options.pop(name) for name in {"decay", "decay_steps"} & options.keys()}

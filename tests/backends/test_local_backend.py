@@ -250,8 +250,8 @@ async def test_trainer_and_sampler_agree_before_and_after_updates(
     assert (backend.score(old) - old.sampler_logprobs).abs().max() > 1e-2, "the updates did move the policy"
 
 
-def test_non_finite_weights_are_not_published(make_backend: MakeBackend) -> None:
-    backend = make_backend()
+def test_non_finite_weights_are_not_published(make_backend: MakeBackend, make_model: Make) -> None:
+    backend = make_backend(make_model())
     with torch.no_grad():
         backend.model.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
     with pytest.raises(WeightSyncError, match=r"layers\.1\.mlp\.up_proj\.weight"):

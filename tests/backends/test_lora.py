@@ -56,8 +56,8 @@ def plain_logprobs(model: Any, sequence: list[int], start: int) -> Tensor:
 
 def test_new_adapter_changes_nothing(make_backend: MakeBackend, make_model: Make, groups: Make) -> None:
     batch = groups()
-    adapted = make_backend(make_model(), lora=SMALL).score(batch)
-    torch.testing.assert_close(adapted, make_backend(make_model()).score(batch), atol=1e-6, rtol=1e-6)
+    adapted = make_backend(make_model(num_layers=1), lora=SMALL).score(batch)
+    torch.testing.assert_close(adapted, make_backend(make_model(num_layers=1)).score(batch), atol=1e-6, rtol=1e-6)
 
 
 def test_only_the_adapter_is_trained(make_backend: MakeBackend, make_model: Make, groups: Make) -> None:
@@ -153,7 +153,7 @@ def test_decoder_that_ignores_the_adapter_is_not_chosen(
         return run
 
     monkeypatch.setattr(SlotDecoder, "_forward", without_adapter(SlotDecoder._forward))
-    backend = make_backend(make_model(), lora=SMALL)
+    backend = make_backend(make_model(num_layers=1), lora=SMALL)
     assert isinstance(backend.inference._scheduler._decoder, DynamicDecoder | RecomputeDecoder)
 
 
@@ -295,7 +295,9 @@ def test_routers_that_only_look_linear_get_no_adapter(make_backend: MakeBackend,
 
 
 def test_same_seed_gives_the_same_initial_adapter(make_backend: MakeBackend, make_model: Make) -> None:
-    one, same, other = (weights_of(make_backend(make_model(), lora=SMALL, seed=seed).model) for seed in (1, 1, 2))
+    one, same, other = (
+        weights_of(make_backend(make_model(num_layers=1), lora=SMALL, seed=seed).model) for seed in (1, 1, 2)
+    )
     assert same_weights(one, same)
     assert not same_weights(one, other)
     model, state = make_model(), torch.get_rng_state()
@@ -316,30 +318,30 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 def test_damaged_checkpoint_is_rejected(make_backend: MakeBackend, make_model: Make, tmp_path: Path) -> None:
-    backend = make_backend(make_model(), lora=SMALL)
+    backend = make_backend(make_model(num_layers=1), lora=SMALL)
     assert_rejects_damage(backend, tmp_path, DAMAGE)
 
 
 def test_checkpoint_of_another_adapter_is_rejected(make_backend: MakeBackend, make_model: Make, tmp_path: Path) -> None:
-    make_backend(make_model(), lora=SMALL).save(tmp_path)
+    make_backend(make_model(num_layers=1), lora=SMALL).save(tmp_path)
     for lora, message in (
         (LoraSettings(rank=3, alpha=4), "keep model.lora_rank and model.lora_targets"),
         (LoraSettings(rank=2, alpha=8), "its adapter has lora_alpha=4"),
         (None, "incomplete or of another model"),
     ):
         with pytest.raises(ConfigError, match=message):
-            make_backend(make_model(), lora=lora).load(tmp_path)
+            make_backend(make_model(num_layers=1), lora=lora).load(tmp_path)
 
 
 def test_unknown_layers_are_rejected(make_backend: MakeBackend, make_model: Make) -> None:
     with pytest.raises(ConfigError, match=r"model.lora_targets=\['nowhere'\]"):
-        make_backend(make_model(), lora=LoraSettings(rank=2, alpha=4, targets=["nowhere"]))
+        make_backend(make_model(num_layers=1), lora=LoraSettings(rank=2, alpha=4, targets=["nowhere"]))
 
 
 @pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
 def test_embeddings_are_rejected_as_targets(make_backend: MakeBackend, make_model: Make) -> None:
     with pytest.raises(ConfigError, match=r"model.lora_targets=\['embed_tokens'\]"):
-        make_backend(make_model(), lora=LoraSettings(rank=2, alpha=4, targets=["embed_tokens"]))
+        make_backend(make_model(num_layers=1), lora=LoraSettings(rank=2, alpha=4, targets=["embed_tokens"]))
 
 
 def test_missing_peft_error_names_the_extra(
@@ -347,4 +349,4 @@ def test_missing_peft_error_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingDependencyError, match="peft"):
-        make_backend(make_model(), lora=SMALL)
+        make_backend(make_model(num_layers=1), lora=SMALL)

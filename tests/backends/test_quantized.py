@@ -103,7 +103,7 @@ def test_metrics_count_quantised_weights_at_their_size(
 def test_copies_of_the_model_share_its_quantised_weights(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend]
 ) -> None:
-    backend = make_backend(make_model(), lora=SMALL, quantize="int8", overlap=True)
+    backend = make_backend(make_model(num_layers=1), lora=SMALL, quantize="int8", overlap=True)
     ours = {weight.data_ptr() for name, weight in backend.model.named_parameters() if name.endswith(".codes")}
     theirs = {
         weight.data_ptr() for name, weight in backend.inference.model.named_parameters() if name.endswith(".codes")
@@ -134,7 +134,7 @@ def test_adapter_on_quantised_weights_is_saved_and_resumed(
 def test_server_gets_an_ordinary_folder_of_the_dequantised_model(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend], tmp_path: Path
 ) -> None:
-    backend = make_backend(make_model(), lora=SMALL, quantize="int8")
+    backend = make_backend(make_model(num_layers=1), lora=SMALL, quantize="int8")
     strengthen(backend)
     save_model(backend.model, tmp_path, state_dict=dequantized_weights(backend.model))
     served = AutoModelForCausalLM.from_pretrained(tmp_path).eval()

@@ -35,7 +35,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def server(make_model: Callable[..., Any]) -> Iterator[ModelServer]:
-    server = ModelServer(make_model())
+    server = ModelServer(make_model(num_layers=1))
     yield server
     server.close()
 

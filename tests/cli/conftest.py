@@ -17,7 +17,7 @@ from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
 
 cli.get_command = functools.cache(cli.get_command)  # which takes longer than most tests
 SMALL = TinyPolicyRecipe(
-    hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=2, habit_steps=1, batch_size=2
+    hidden_size=32, num_layers=1, intermediate_size=64, vocab_size=400, skill_steps=2, habit_steps=1, batch_size=2
 )
 AGENT = """
 from openai import OpenAI

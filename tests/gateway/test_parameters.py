@@ -570,7 +570,7 @@ def sample(dialect: str, key: str) -> Any:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LocalEngine]:
     tokenizer = build_tokenizer()
-    engine = LocalEngine(build_model("Qwen3", len(tokenizer)), tokenizer)
+    engine = LocalEngine(build_model("Qwen3", len(tokenizer), num_hidden_layers=1), tokenizer)
     yield engine
     engine.close()
 

@@ -38,7 +38,7 @@ def engine() -> Iterator[LocalEngine]:
     """Engine that generates arbitrary text, whose reasoning may be cut off."""
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE.replace("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n' }}{%- endif %}")
-    engine = LocalEngine(build_model("Qwen3", len(tokenizer)), tokenizer)
+    engine = LocalEngine(build_model("Qwen3", len(tokenizer), num_hidden_layers=1), tokenizer)
     engine.publish(3)
     yield engine
     engine.close()

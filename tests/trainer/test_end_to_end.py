@@ -30,7 +30,7 @@ from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.types import Episode
 
 RECIPE = TinyPolicyRecipe(
-    hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=12, habit_steps=2, batch_size=8
+    hidden_size=32, num_layers=1, intermediate_size=64, vocab_size=400, skill_steps=12, habit_steps=2, batch_size=8
 )
 QUESTIONS = [{"question": f"How many {item} are left?"} for item in ("figs", "limes", "plums")]
 

@@ -22,7 +22,7 @@ from rllm.viewer.app import create_app
 from rllm.viewer.runs import Run, Runs
 
 SMALL = TinyPolicyRecipe(
-    hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=2, habit_steps=1, batch_size=2
+    hidden_size=32, num_layers=1, intermediate_size=64, vocab_size=400, skill_steps=2, habit_steps=1, batch_size=2
 )
 Client = Callable[..., TestClient]
 
