@@ -9,7 +9,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeGuard, get_args, get_origin, get_type_hints
 
@@ -142,7 +142,7 @@ def json_schema(algorithms: Mapping[str, str]) -> JSONObject:
 def _of_model(
     model: type[BaseModel], prefix: str, of_algorithm: Callable[[], Iterator[Setting]], *, optional: bool
 ) -> Iterator[Setting]:
-    schemas = model.model_json_schema()["properties"]
+    schemas = _schemas(model)
     for name, field in model.model_fields.items():
         kind, key = field.annotation, f"{prefix}{name}"
         if key == "algorithm":
@@ -159,6 +159,13 @@ def _of_model(
                 doc=" ".join((field.description or "").split()),
                 optional=optional,
             )
+
+
+@cache
+def _schemas(model: type[BaseModel]) -> Mapping[str, JSONMapping]:
+    """Return the JSON schemas of a section's settings, which pydantic takes milliseconds to make."""
+    schemas: Mapping[str, JSONMapping] = model.model_json_schema()["properties"]
+    return schemas
 
 
 def _of_algorithm(algorithms: Mapping[str, str], name: str) -> Iterator[Setting]:
