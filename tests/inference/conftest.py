@@ -161,16 +161,15 @@ def taught(
 
 
 def _teach(model: Any, prompt_ids: list[int], answer_ids: list[int], *, steps: int = 150) -> None:
-    """Train the model until it gives this answer exactly."""
-    ids = torch.tensor([prompt_ids + answer_ids])
-    labels = ids.clone()
-    labels[:, : len(prompt_ids)] = -100
+    """Train the model until each token of this answer is much more probable than all others together."""
+    ids, answer = torch.tensor([prompt_ids + answer_ids]), torch.tensor(answer_ids)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(steps):
-        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
-        if loss.item() < 0.01:
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt_ids) - 1 : -1]
+        losses = torch.nn.functional.cross_entropy(logits, answer, reduction="none")
+        if losses.max() < 0.3:
             break
         optimizer.zero_grad()
-        loss.backward()
+        losses.mean().backward()
         optimizer.step()
     optimizer.zero_grad()
