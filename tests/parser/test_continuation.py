@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -47,6 +48,12 @@ def places_of_answers(messages: list[Message]) -> list[int]:
     return [place for place, message in enumerate(messages) if message["role"] == "assistant"]
 
 
+@cache
+def continuation_of(parser: ChatTemplateParser) -> Continuation:
+    """Return the continuation of a parser, which learns by a hundred renderings how its template prints turns."""
+    return Continuation(parser.tokenizer, parser.template)
+
+
 @pytest.mark.parametrize("family", TEMPLATES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(messages=conversations(), garble=st.lists(st.integers(40, 200), min_size=1, max_size=6))
@@ -55,7 +62,7 @@ def test_conversation_is_one_append_only_sequence(
 ) -> None:
     """Sampled ids are kept in any tokenisation, and the template's text follows them."""
     parser = parser_of(family)
-    continuation = Continuation(parser.tokenizer, parser.template)
+    continuation = continuation_of(parser)
     first, *_ = places_of_answers(messages)
     ids, num_known = parser.template.render(messages[:first], TOOLS), 0
     for place in places_of_answers(messages):
@@ -149,7 +156,7 @@ def test_plain_answer_is_followed_by_append_only_text(
     first = places_of_answers(messages)[0]
     prompt, ids, mask = parser.tokenize_and_mask(messages[: first + 1], TOOLS)
     known = [*prompt, *(token for token, sampled in zip(ids, mask, strict=True) if sampled)]
-    asked = Continuation(parser.tokenizer, parser.template).prompt_ids(known, messages[: first + 2], first + 1, TOOLS)
+    asked = continuation_of(parser).prompt_ids(known, messages[: first + 2], first + 1, TOOLS)
     text = parser.parse(messages[: first + 2], True, True, TOOLS, accumulate_reasoning=True)
     assert parser.tokenizer.decode(asked) == text
 
@@ -165,14 +172,14 @@ def test_append_only_template_renders_the_same(
     last = places_of_answers(messages)[-1]
     prompt, ids, mask = parser.tokenize_and_mask(messages[: last + 1], TOOLS)
     known = [*prompt, *(token for token, sampled in zip(ids, mask, strict=True) if sampled)]
-    asked = Continuation(parser.tokenizer, parser.template).prompt_ids(known, messages, last + 1, TOOLS)
+    asked = continuation_of(parser).prompt_ids(known, messages, last + 1, TOOLS)
     assert parser.tokenizer.decode(asked) == parser.template.render_text(messages, TOOLS)
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_truncated_answer_is_closed(parser_of: Callable[..., ChatTemplateParser], family: str) -> None:
     parser = parser_of(family)
-    continuation = Continuation(parser.tokenizer, parser.template)
+    continuation = continuation_of(parser)
     messages = [
         {"role": "user", "content": "yes"},
         {"role": "assistant", "content": "no"},
@@ -211,7 +218,7 @@ def test_end_of_an_answer_may_begin_the_next_turn(
     parser_of: Callable[..., ChatTemplateParser], expected: Message, end: str, later: Message
 ) -> None:
     parser = parser_of(GLM)
-    continuation = Continuation(parser.tokenizer, parser.template)
+    continuation = continuation_of(parser)
     messages = [{"role": "user", "content": "yes"}, {"role": "assistant", **expected}, later]
     as_printed = parser.template.render(messages)
     answer = parser.template.render(messages[:2], add_generation_prompt=False)
@@ -228,7 +235,7 @@ def end_of_turn(parser: ChatTemplateParser, messages: list[Message], place: int)
 
 def test_text_added_by_the_agent_after_a_stop_string_follows_it(parser_of: Callable[..., ChatTemplateParser]) -> None:
     parser = parser_of("qwen")
-    continuation = Continuation(parser.tokenizer, parser.template)
+    continuation = continuation_of(parser)
     encode = parser.tokenizer.encode
     known = encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\nHm.\n</think>\n\nask()</code>")
     messages = [
