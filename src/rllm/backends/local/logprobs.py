@@ -178,8 +178,8 @@ class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
     Arguments are the logits [u, V], the row [n] of each target, rising, the targets [n], the temperature, and whether
     the entropy is wanted.
 
-    The arithmetic is in float32 at least, whatever the format of the logits. Only the logits are kept for the
-    gradients, for which the probabilities p are computed again. With H the entropy and x the logits over the
+    The arithmetic is in float32 at least, whatever the format of the logits. The probabilities p take the place of the
+    logits, and their gradients that of p, so there is one backward pass. With H the entropy and x the logits over the
     temperature, d log p_t / dx_i = [i = t] - p_i, and dH / dx_i = -p_i (log p_i + H).
     """
 
@@ -187,8 +187,9 @@ class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: FunctionCtx, logits: Tensor, rows: Tensor, targets: Tensor, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        logprobs = logits.new_empty(len(targets), dtype=_precise(logits))
-        spread = logprobs.new_zeros(len(logits))
+        kept = logits.detach().to(_precise(logits))
+        logprobs = kept.new_empty(len(targets))
+        spread = kept.new_zeros(len(logits))
         for block, tokens in _blocks(logits, rows):
             scores = _scores(logits[block], temperature)
             probabilities = scores.softmax(-1)
@@ -199,30 +200,33 @@ class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
             logprobs[tokens] = scores[row, targets[tokens]] - log_total[row]
             if entropy:
                 spread[block] = log_total - torch.linalg.vecdot(probabilities, scores)
+            if ctx.needs_input_grad[0]:
+                kept[block] = probabilities
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, rows, targets, spread)
-        ctx.temperature = temperature
+        ctx.save_for_backward(kept, rows, targets, spread)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
         return logprobs, spread
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
-        logits, rows, targets, spread = ctx.saved_tensors
+        kept, rows, targets, spread = ctx.saved_tensors
         of_logprobs, of_entropy = gradients
-        of_logits = torch.empty_like(logits)
-        for block, tokens in _blocks(logits, rows):
-            probabilities = _scores(logits[block], ctx.temperature).softmax(-1)
-            if of_logprobs is None:
-                total = torch.zeros_like(probabilities)
-            else:
-                row, pull = rows[tokens] - block.start, of_logprobs[tokens]
-                of_row = pull.new_zeros(len(probabilities)).index_add_(0, row, pull)
-                total = probabilities * -of_row[:, None]
-                total.view(-1).index_add_(0, row * total.shape[1] + targets[tokens], pull)
+        for block, tokens in _blocks(kept, rows):
+            total, row = kept[block], rows[tokens] - block.start
+            of_row = total.new_zeros(len(total))
+            if of_logprobs is not None:
+                of_row.index_add_(0, row, of_logprobs[tokens])
             if of_entropy is not None:
-                own = torch.xlogy(probabilities, probabilities).addcmul_(probabilities, spread[block, None])
-                total.addcmul_(own, of_entropy[block, None], value=-1)
-            of_logits[block] = total if ctx.temperature == 1 else total.div_(ctx.temperature)
-        return of_logits, None, None, None, None
+                own = torch.xlogy(total, total).mul_(of_entropy[block, None])
+                of_row.addcmul_(of_entropy[block], spread[block])
+            total.mul_(-of_row[:, None])
+            if of_logprobs is not None:
+                total.view(-1).index_add_(0, row * total.shape[1] + targets[tokens], of_logprobs[tokens])
+            if of_entropy is not None:
+                total.sub_(own)
+            if ctx.temperature != 1:
+                total.div_(ctx.temperature)
+        return kept.to(ctx.dtype), None, None, None, None
 
 
 def _precise(logits: Tensor) -> torch.dtype:
