@@ -1,6 +1,6 @@
-"""Rollouts of DSPy that share a process, as under the trainer: `python dspy_rollouts.py GATEWAY_URL WAY`, with rllm importable.
+"""Rollouts of DSPy that share a process, as under the trainer: `python dspy_rollouts.py GATEWAY_URL WAY PACKAGES`.
 
-Prints the calls of each rollout, by its buyer.
+Prints the calls of each rollout, by its buyer. PACKAGES is a folder with the packages that rllm needs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 
 import agent as example  # that of examples/frameworks/dspy
 import dspy
+
+sys.path.append(sys.argv[3])  # after the packages that DSPy was installed with
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.capture import RemoteGateway
@@ -56,4 +58,4 @@ async def main(url: str, way: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    asyncio.run(main(*sys.argv[1:3]))

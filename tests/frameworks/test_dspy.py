@@ -1,5 +1,6 @@
 import json
 import os
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_rollouts_in_one_process_keep_their_calls_apart(way, engine):
     with GatewayServer(MemoryTraceStore(), EngineUpstream(engine, "policy")) as gateway:
         program = Path(__file__).with_name("dspy_rollouts.py")
         path = os.pathsep.join([str(ROOT / "src"), str(EXAMPLES / "dspy")])
-        command = [FRAMEWORK.python, program, gateway.url, way]
+        command = [FRAMEWORK.python, program, gateway.url, way, sysconfig.get_path("purelib")]
         done = run_program(command, timeout_s=TIMEOUT_S, env={"PYTHONPATH": path, **QUIET})
     assert done.exit_code == 0, done.stderr
     rollouts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -67,8 +67,8 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
         warm=warm,
         limits=tuple((key, _amount(key, own[key])) for key in LIMITS if key in own),
     )
-    rollouts.check()
     tasks = read_tasks(source)
+    rollouts.check()
     _named.update(dict.fromkeys(str(task.folder) for task in tasks))
     rows = [{"id": task.name, "folder": str(task.folder)} for task in tasks]
     return NamedEnvironment(
