@@ -205,14 +205,14 @@ def bind(host: str, port: int, *, of: str = "gateway", listens: bool = True) -> 
     Raises:
         ConfigError: if the port is in use, needs rights, or the host is not an address of this machine.
     """
-    listener = _reserved.pop((host, port), None)
+    reserved = _reserved.pop((host, port), None)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = listener or socket.socket(family, socket.SOCK_STREAM)
+        listener = reserved or socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"{of} host={host!r}: {error}: use an address of this machine, such as 127.0.0.1") from error
     try:
-        if not listener.getsockname()[1]:
+        if reserved is None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
         if listens:
