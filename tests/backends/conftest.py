@@ -52,8 +52,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
 def make_backend(
     tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., Any]
 ) -> Iterator[Callable[..., LocalBackend]]:
-    """`make_backend(lr=1e-3, lora=LoraSettings(...))`: a backend over a tiny random model, by default
-    of one layer; closed after the test."""
+    """`make_backend(lr=1e-3, lora=LoraSettings(...))`: a backend, by default over a random model of one layer.
+
+    All are closed after the test.
+    """
     made: list[LocalBackend] = []
 
     def make(model: Any = None, **options: Any) -> LocalBackend:

@@ -353,14 +353,14 @@ class Conversations:
         """
         if trace.error is not None or not trace.response_ids or not asked.messages:
             return None
-        front, arguments = tool_key(trace.response), arguments_of(trace.response)
+        (role, content, *calls), arguments = tool_key(trace.response), arguments_of(trace.response)
         call = _Call(
             trace_id=trace.id,
             tokens=_Tokens(),
             num_ids=len(trace.prompt_ids) + len(trace.response_ids),
             arguments=arguments,
             has_reasoning=bool(reasoning_of(trace.response)),
-            has_content=bool(front[1]),
+            has_content=bool(content),
         )
         before: _Call | None = None
         added_ids = array("I")
@@ -372,7 +372,7 @@ class Conversations:
         return NewAnswer(
             asked=asked,
             response=trace.response,
-            key=(*front, *arguments),
+            key=(role, content, *calls, *arguments),
             is_stopped=bool(trace.sampling.get("stop")) and not call.arguments,
             call=call,
             before=before,

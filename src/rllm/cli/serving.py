@@ -85,7 +85,7 @@ def gateway(
         app = create_app(traces, pool, config)
         _greet(url_of(listener, config.host), pool, store, needs_key=config.api_key is not None)
         with pruning(traces, retention):
-            # The event loop is nearly all there is: more turns of other threads cost it and the store's a tenth more.
+            # Most work is the event loop's: handing the lock to the store's thread more often costs up to a tenth more.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             serve(app, listener, config)
     print_line("rllm gateway: stopped; every acknowledged call is in the store")

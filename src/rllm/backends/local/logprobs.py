@@ -187,9 +187,9 @@ class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: FunctionCtx, logits: Tensor, rows: Tensor, targets: Tensor, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        kept = logits.detach().to(_precise(logits))
-        logprobs = kept.new_empty(len(targets))
-        spread = kept.new_zeros(len(logits))
+        kept = logits.detach().to(_precise(logits)) if ctx.needs_input_grad[0] else None
+        logprobs = logits.new_empty(len(targets), dtype=_precise(logits))
+        spread = logprobs.new_zeros(len(logits))
         for block, tokens in _blocks(logits, rows):
             scores = _scores(logits[block], temperature)
             probabilities = scores.softmax(-1)
@@ -200,7 +200,7 @@ class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
             logprobs[tokens] = scores[row, targets[tokens]] - log_total[row]
             if entropy:
                 spread[block] = log_total - torch.linalg.vecdot(probabilities, scores)
-            if ctx.needs_input_grad[0]:
+            if kept is not None:
                 kept[block] = probabilities
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(kept, rows, targets, spread)
