@@ -41,7 +41,7 @@ test: $(VENV)/.dev  ## The fast test suite: about three minutes.
 test-newest:  ## The fast test suite with the newest version of each dependency, in an environment of its own.
 	$(MAKE) test VENV=$(VENV)-newest VERSIONS="$(TORCH)"
 
-test-slow: $(VENV)/.dev  ## The demo, as the README promises it, for three seeds: some minutes more.
+test-slow: $(VENV)/.dev  ## Tests that start many processes or train longer, with the demo for three seeds: some minutes.
 	$(PYTEST) -m "slow and not pretrained"
 
 # AutoGen asks for an older protobuf than the other packages, so it has a folder of its own.

@@ -111,6 +111,7 @@ def test_long_prefix_is_shared_to_its_last_token(length: int) -> None:
     assert tree.paths == [[0, 1], [0, 2], [0]]
 
 
+@pytest.mark.slow
 def test_number_of_forks_may_exceed_the_recursion_limit() -> None:
     steps = [[1] * place + [2] for place in range(1, sys.getrecursionlimit() + 1)]
     tree = build_tree(steps, min_saved=1, row_tokens=0)

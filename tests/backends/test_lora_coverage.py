@@ -74,6 +74,7 @@ def merged(model: Any, adapter: Adapter) -> dict[str, Any]:
     return dict(adapter._inside.merge_and_unload().named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_coverage_equals_the_weights_that_a_merge_changes(family: str) -> None:
     plain, model = made(family), made(family)

@@ -99,6 +99,7 @@ def test_gradients_flow_through_shared_prefixes(exact_model: Any, monkeypatch: p
     assert (found - expected).norm() <= 1e-10 * expected.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_trial_uses_gradients_above_rounding(
     make_model: Make, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype

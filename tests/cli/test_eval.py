@@ -207,6 +207,7 @@ def started(server, *more, held, cwd):
     return process
 
 
+@pytest.mark.slow
 def test_kill_9_loses_only_unfinished_rollouts(eval_work, server, runs):
     with started(server, held={"lime"}, cwd=eval_work) as process:
         os.kill(process.pid, signal.SIGKILL)
@@ -221,6 +222,7 @@ def test_kill_9_loses_only_unfinished_rollouts(eval_work, server, runs):
     assert [episode.id for episode in episodes] == ["right:0", "wrong:0"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_results_and_prints_resume_command(eval_work, server):
     with started(server, held={"lime"}, cwd=eval_work) as process:
         process.send_signal(signal.SIGINT)

@@ -23,6 +23,7 @@ cli.main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("thread", "printed"), [("", "Stopped.\n"), ("an agent's", "Stopped.\nPython ends.\n")])
 def test_update_finishes_before_python_exits(thread, printed):
     command = [sys.executable, "-c", PROGRAM, thread]

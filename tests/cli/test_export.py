@@ -31,6 +31,7 @@ def run(policy, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_rescoring_reports_changed_rewards(run):
     before = (run / "traces.db").read_bytes()
     done = here("rescore", "run", "--reward", "judge.py:reward", "--json", cwd=run.parent)

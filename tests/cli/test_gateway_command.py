@@ -49,6 +49,7 @@ def test_gateway_prints_its_address_serves_and_stops_on_a_signal(tmp_path):
         assert errors == ""
 
 
+@pytest.mark.slow
 def test_upstream_that_does_not_list_models_is_a_warning(tmp_path):
     with ScriptedServer(ScriptedEngine(["hello"])) as upstream:
         arguments = ["--upstream", f"{upstream.base_url}/nothing", "--store", str(tmp_path / "t.db"), "--port", "0"]
@@ -60,6 +61,7 @@ def test_upstream_that_does_not_list_models_is_a_warning(tmp_path):
     assert lines[6].startswith(f"  WARNING    {upstream.base_url}/nothing")
 
 
+@pytest.mark.slow
 def test_unreachable_upstream_and_closed_pipe_are_tolerated(tmp_path):
     url = f"http://127.0.0.1:{free_port()}"
     arguments = ["--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{tmp_path / 't.db'}", "--port", url[17:]]
@@ -123,6 +125,7 @@ def test_upstream_is_required(fails):
     assert "--upstream" in errors
 
 
+@pytest.mark.slow
 def test_several_upstreams_form_a_pool(tmp_path):
     with ScriptedServer(ScriptedEngine(["hello"])) as upstream:
         arguments = ["--upstream", "http://127.0.0.1:9", "--upstream", upstream.base_url, "--port", "0"]
@@ -142,6 +145,7 @@ def test_several_upstreams_form_a_pool(tmp_path):
     assert errors.startswith("upstream http://127.0.0.1:9/v1 is down")
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_cancels_calls_in_flight(tmp_path):
     with ScriptedServer(ScriptedEngine(["hello"], latency_s=60.0)) as upstream, ThreadPoolExecutor() as threads:
         arguments = ["--upstream", upstream.base_url, "--port", "0", "--store", f"sqlite:///{tmp_path / 't.db'}"]

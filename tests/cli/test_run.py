@@ -136,6 +136,7 @@ def test_call_without_session_is_assigned_to_the_program(run):
     assert "1 call in session mine" in done.stderr
 
 
+@pytest.mark.slow
 def test_non_text_output_passes_through_unchanged(server, work):
     printed = "import sys; sys.stdout.buffer.write(b'caf\\xe9 \\xff\\x00\\r\\n\\xe2\\x82')"
     run = ["run", "--base-url", server.base_url, "--allow-no-calls", "--out", "e.json", "--"]

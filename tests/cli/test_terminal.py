@@ -41,6 +41,7 @@ def _read(screen):
         return b""
 
 
+@pytest.mark.slow
 def test_no_color_disables_colors():
     assert STYLE.search(shown())
     assert not STYLE.search(shown(NO_COLOR="1"))
@@ -101,6 +102,7 @@ def test_invalid_hub_id_is_not_announced_as_a_download(model):
     assert terminal.loading(model) == f"loading {model}"
 
 
+@pytest.mark.slow
 def test_demo_prints_before_importing_torch(tmp_path):
     command = [sys.executable, "-c", NO_TORCH, "demo"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -167,6 +167,7 @@ def test_failures_exit_with_code_1(store, fails):
     assert (code, "file is not a database" in error) == (1, True), error
 
 
+@pytest.mark.slow
 def test_gateway_deletes_old_sessions(store):
     command = [sys.executable, "-m", "rllm", "gateway", "--upstream", "http://127.0.0.1:9", "--store", str(store)]
     with subprocess.Popen(

@@ -216,6 +216,7 @@ def test_missing_data_is_reported(work, fails):
     assert "'none.jsonl' cannot be read" in errors
 
 
+@pytest.mark.slow
 def test_invalid_data_is_reported_before_heavy_imports(work):
     (work / "my_agent.py").write_text("def agent(question, answer):\n    return 1.0\n")
     program = (

@@ -36,6 +36,7 @@ def serve(tmp_path):
         viewer.stdout.close()
 
 
+@pytest.mark.slow
 def test_empty_folder_has_a_hint(tmp_path):
     command = [sys.executable, "-m", "rllm", "view", ".", "--port", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -51,6 +52,7 @@ def read(url):
         return answer.read().decode()
 
 
+@pytest.mark.slow
 def test_run_in_the_runs_folder_is_shown_without_token_at_a_loopback_address(serve):
     address = serve("--host", "127.0.0.2")
     assert re.fullmatch(r"http://127\.0\.0\.2:\d+/run/one", address)

@@ -44,6 +44,7 @@ for command in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_commands_with_missing_packages_name_the_extra(work):
     (work / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
     done = bare(EACH, *COMMANDS, cwd=work)

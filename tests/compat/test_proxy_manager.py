@@ -87,6 +87,7 @@ def test_proxy_started_in_a_rollout_uses_the_operator_keys(
         manager.shutdown_proxy()
 
 
+@pytest.mark.slow
 def test_proxy_stops_with_its_process(tmp_path: Path) -> None:
     program = f"""
 from rllm.sdk.proxy import ProxyManager

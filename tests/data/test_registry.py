@@ -142,6 +142,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.slow
 def test_processes_can_register_at_the_same_time(home: Path) -> None:
     commands = [[sys.executable, "-c", REGISTER, str(writer)] for writer in range(2)]
     writers = [subprocess.Popen(command, stdin=subprocess.PIPE) for command in commands]

@@ -239,6 +239,7 @@ async def test_parallel_solvers_and_a_judge_have_their_own_tokens(
     assert texts_of(judged.steps) == ["JUDGE SOLVER 0,SOLVER 1,SOLVER 2,SOLVER 3"]
 
 
+@pytest.mark.slow
 async def test_64_concurrent_agents_with_one_shared_client_keep_their_rewards(
     gateway: GatewayServer, store: MemoryTraceStore
 ) -> None:

@@ -81,6 +81,7 @@ def asked(episode: Episode) -> list[str]:
     return [str(step.chat_completions[0]["content"]) for step in episode.trajectories[0].steps]
 
 
+@pytest.mark.slow
 async def test_concurrent_programs_have_their_own_calls(roll_out: Any) -> None:
     async def agent(number: int) -> float:
         done = await run_program_async(asking(f"{number} first", f"{number} second"))
@@ -164,6 +165,7 @@ def with_a_variable(command: list[str]) -> bytes:
     return subprocess.check_output(command, env={**os.environ, "MINE": "1"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [subprocess.check_output, with_a_variable, in_a_shell, in_asyncio])
 async def test_programs_started_in_any_way_belong_to_their_rollouts(roll_out: Any, start: Any) -> None:
     async def agent(number: int) -> float:

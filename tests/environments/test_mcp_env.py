@@ -58,6 +58,7 @@ async def test_answers_found_with_server_tools_are_compared_with_the_file(named)
     assert [len(path.steps) for path in paths] == [2, 2]
 
 
+@pytest.mark.slow
 async def test_server_that_exits_during_a_rollout_is_reported_and_restarted(named):
     def model(messages):
         if messages[-1]["role"] == "user" and "2 + 4" in messages[-1]["content"]:

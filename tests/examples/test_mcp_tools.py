@@ -81,6 +81,7 @@ async def play(named: NamedEnvironment, model: Model, tasks: list[Task]) -> list
     return await engine.execute_tasks(tasks)
 
 
+@pytest.mark.slow
 async def test_rollouts_share_one_process_and_each_answer_is_rewarded(parcels: NamedEnvironment) -> None:
     tasks = list(parcels.tasks)
     paths = await play(parcels, using_tools, tasks)
@@ -160,6 +161,7 @@ async def test_server_that_dies_during_a_batch_is_reported_and_training_continue
     assert second.pid != first.pid
 
 
+@pytest.mark.slow
 def test_demonstrations_call_the_required_tools(example: Example, parcels: NamedEnvironment) -> None:
     offline = example("mcp_tools", "offline")
     for taught in islice(offline._conversations(parcels.agent_args, 0, care=1.0), 20):

@@ -93,10 +93,10 @@ def fork(ask: Ask) -> None:
     [
         (summary_in_the_conversation, 3, 2),
         (summary_without_tools, 5, 3),
-        (summary_as_tags, 3, 3),
-        (a_window_that_slides, 4, 3),
+        pytest.param(summary_as_tags, 3, 3, marks=pytest.mark.slow),
+        pytest.param(a_window_that_slides, 4, 3, marks=pytest.mark.slow),
         (sub_agents, 5, 3),
-        (fork, 3, 2),
+        pytest.param(fork, 3, 2, marks=pytest.mark.slow),
     ],
 )
 def test_every_sampled_token_is_trained_once(

@@ -129,6 +129,7 @@ sys.stdout.write(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_full_disk_fails_calls_until_it_has_space(tmp_path):
     output = subprocess.check_output([sys.executable, "-c", GATEWAY, str(tmp_path / "traces.db")], text=True)
     seen = json.loads(output)
@@ -154,6 +155,7 @@ def test_missing_disk_fails_calls_until_it_is_back(serve, tmp_path):
         assert {"one", "three"} <= set(kept), "all that was acknowledged"
 
 
+@pytest.mark.slow
 def test_gateway_does_not_start_with_a_read_only_disk():
     command = [sys.executable, "-m", "rllm", "gateway", "--upstream", "http://127.0.0.1:9", "--port", "0"]
     ended = subprocess.run(

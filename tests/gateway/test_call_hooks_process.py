@@ -20,6 +20,7 @@ def collector(monkeypatch):
         yield collected
 
 
+@pytest.mark.slow
 def test_every_call_is_a_span(tmp_path, collector):
     with ScriptedServer(ScriptedEngine(["a secret"])) as upstream:
         database = f"sqlite:///{tmp_path / 't.db'}"

@@ -147,6 +147,7 @@ def test_conversation_keeps_its_parents(serve, upstream):
     assert [trace.parent_id for trace in served.store.by_session("s")] == [None, ids[0], ids[1], None]
 
 
+@pytest.mark.slow
 async def test_hundred_concurrent_sessions_are_kept_apart(serve, upstream):
     served = serve(lambda messages: f"echo {messages[-1]['content']}", upstream=upstream, latency_s=0.01)
 

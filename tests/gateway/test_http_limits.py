@@ -76,6 +76,7 @@ def test_long_body_does_not_count_as_head(serve):
     assert served.post(json=body).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_client_that_does_not_read_is_disconnected(serve, stream):
     served = serve(["x" * 100_000], config=GatewayConfig(shutdown_timeout_s=1, unread_timeout_s=0.1))
@@ -199,7 +200,14 @@ def test_many_slow_clients_do_not_block_others_and_leak_nothing(serve):
     assert served.post().status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/sessions"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions",
+        pytest.param("/v1/messages", marks=pytest.mark.slow),
+        pytest.param("/sessions", marks=pytest.mark.slow),
+    ],
+)
 def test_oversized_body_is_rejected_and_the_next_call_is_answered(serve, path):
     served = serve()
     answer = served.http.post(path, content=bytes(64 * 1024 * 1024 + 1))

@@ -78,6 +78,7 @@ async def run(url, acknowledged, kill):
         return (await client.get("/upstreams")).json()["replicas"]
 
 
+@pytest.mark.slow
 def test_every_call_is_answered_and_acknowledged_calls_are_never_lost(replicas, tmp_path):
     urls = [url_of(replica) for replica in replicas]
     process, url = start_gateway(urls, tmp_path / "traces.db")

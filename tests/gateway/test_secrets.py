@@ -73,6 +73,7 @@ def use_it(client, upstream):
     return [*answers, *(client.get(path, headers=bearer) for path in paths)]
 
 
+@pytest.mark.slow
 def test_keys_are_never_stored_logged_or_exported(upstream, tmp_path):
     process, url, greeting = start_gateway(tmp_path, "--upstream", upstream.base_url)
     try:

@@ -105,6 +105,7 @@ async def test_small_prefix_cache_evicts_and_stays_exact(make_engine: Any) -> No
         assert_exact(engine.model, output)
 
 
+@pytest.mark.slow
 async def test_little_memory_reduces_concurrency_and_keeps_the_answers(make_engine: Any) -> None:
     roomy, tight = make_engine(), make_engine(cache_bytes=800 * 2 * 2 * 2 * 8 * 4)
     prompts = [prompt_of(length) for length in (300, 20, 30, 90, 400, 90, 20, 300)]
@@ -117,6 +118,7 @@ async def test_little_memory_reduces_concurrency_and_keeps_the_answers(make_engi
             assert_exact(tight.model, output)
 
 
+@pytest.mark.slow
 async def test_short_prompt_joins_a_long_sequence_in_little_memory(make_engine: Any) -> None:
     engine = make_engine(cache_bytes=800 * 2 * 2 * 2 * 8 * 4)
     stream = engine.stream_model_response((), prompt_token_ids=prompt_of(100), max_tokens=100, ignore_eos=True)
@@ -185,7 +187,10 @@ async def test_seeded_answer_does_not_depend_on_the_batch(make_engine: Any) -> N
     assert alone.sampling["seed"] == 7
 
 
-@pytest.mark.parametrize(("autocast", "head_dim"), [(False, 8), (True, 8), (False, 128)])
+@pytest.mark.parametrize(
+    ("autocast", "head_dim"),
+    [(False, 8), pytest.param(True, 8, marks=pytest.mark.slow), pytest.param(False, 128, marks=pytest.mark.slow)],
+)
 async def test_cpu_answers_are_bitwise_independent_of_the_batch(
     make_engine: Any, autocast: bool, head_dim: int
 ) -> None:
@@ -243,6 +248,7 @@ async def test_stop_token_ids_end_an_answer(make_engine: Any) -> None:
     assert output.finish_reason == "stop"
 
 
+@pytest.mark.slow
 async def test_short_request_joins_a_long_one_and_finishes_first(make_engine: Any) -> None:
     engine = make_engine(max_concurrent=2)
     finished: list[str] = []
@@ -270,12 +276,14 @@ async def test_many_requests_with_different_settings_share_few_slots(make_engine
 @pytest.mark.parametrize(
     ("family", "options", "decoder"),
     [
-        ("Mistral", {"sliding_window": 8}, DynamicDecoder),
+        pytest.param("Mistral", {"sliding_window": 8}, DynamicDecoder, marks=pytest.mark.slow),
         ("Gemma3", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}, DynamicDecoder),
         ("RecurrentGemma", {"lru_width": 32, "num_hidden_layers": 3}, RecomputeDecoder),
-        ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}, SlotDecoder),
+        pytest.param(
+            "GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}, SlotDecoder, marks=pytest.mark.slow
+        ),
         ("Mixtral", {"num_local_experts": 4, "sliding_window": None}, SlotDecoder),
-        ("Bert", {"is_decoder": True}, SlotDecoder),
+        pytest.param("Bert", {"is_decoder": True}, SlotDecoder, marks=pytest.mark.slow),
     ],
 )
 async def test_other_architectures_are_exact(
@@ -355,7 +363,7 @@ async def test_publish_clears_prefixes_and_increments_the_version(make_engine: A
     assert_exact(engine.model, after)
 
 
-@pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
+@pytest.mark.parametrize("family", ["Qwen3", pytest.param("Mistral", marks=pytest.mark.slow)])
 async def test_answer_continues_under_new_weights_and_records_where(make_engine: Any, family: str) -> None:
     engine = make_engine(family, max_concurrent=1)
     stream = engine.stream_model_response(USER, max_tokens=100, ignore_eos=True, stop=["a string that never comes"])

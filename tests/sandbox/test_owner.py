@@ -34,6 +34,7 @@ def test_processes_of_other_machines_and_containers_are_left_alone():
 FOLDER = "from rllm.sandbox.owner import own_folder; (own_folder() / 'file').touch(); print(own_folder(), flush=True); input()"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_shell", [False, True], ids=["alone", "with all its processes"])
 def test_temporary_files_are_deleted_after_kill_9(tmp_path, with_shell):
     """At once by a shell, or else by the next process."""

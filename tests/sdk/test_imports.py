@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import rllm.sdk.protocol
 import rllm.sdk.shortcuts
 
@@ -24,6 +25,7 @@ def test_importing_the_sdk_loads_nothing_heavy() -> None:
     assert not modules_after("import rllm.sdk") & (HEAVY | {"openai", "httpx", "httpx2", "pydantic"})
 
 
+@pytest.mark.slow
 def test_client_loads_openai_and_nothing_heavier() -> None:
     program = "import openai, sys; known = set(sys.modules); import rllm.sdk; rllm.sdk.get_chat_client()"
     assert not modules_after(program, but="known") & HEAVY

@@ -33,6 +33,7 @@ process_calls: Any = importlib.import_module("process_calls")
 sys.path.pop(0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", sorted(multiprocessing.get_all_start_methods()))
 def test_job_belongs_to_the_session_of_its_submission(server: ModelServer, method: Any) -> None:
@@ -148,6 +149,7 @@ def workers() -> Iterator[Workers]:
     workers.process.join(60)
 
 
+@pytest.mark.slow
 async def test_calls_without_session_are_reported_and_kept(
     gateway: ScriptedGateway, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,6 +177,7 @@ async def test_calls_without_session_are_reported_and_kept(
     assert asked(episode) == ["found"]
 
 
+@pytest.mark.slow
 async def test_process_that_outlives_its_rollout_is_reported(
     gateway: ScriptedGateway, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:

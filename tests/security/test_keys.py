@@ -118,6 +118,7 @@ def gateway(store: Any = None, config: GatewayConfig | None = None) -> GatewaySe
     return GatewayServer(store or MemoryTraceStore(), EngineUpstream(ScriptedEngine(lambda _: "hello"), "m"), config)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
 def test_program_of_rllm_run_cannot_read_keys_or_other_sessions(attacker: Path, older: str, tmp_path: Path) -> None:
     keys = {name: f"operators-{name}" for name in OPERATORS_KEYS}

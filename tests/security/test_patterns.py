@@ -231,6 +231,7 @@ def _slow_text(found: Found) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_patterns_do_not_backtrack_on_hostile_text() -> None:
     found = list(_patterns())
     assert len(found) > 100

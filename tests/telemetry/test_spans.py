@@ -24,6 +24,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+@pytest.mark.slow
 def test_opentelemetry_is_not_imported_until_enabled():
     code = (
         "import rllm.sdk, rllm.tools.tool_base, rllm.engine.runner, rllm.gateway.app, sys; print('opentelemetry' in "
@@ -202,6 +203,7 @@ print(tool.name, tool.parent.span_id == mine.context.span_id, later.name)
 """
 
 
+@pytest.mark.slow
 def test_tracer_of_the_program_gets_the_spans():
     done = subprocess.run([sys.executable, "-c", OWN_PROVIDER], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "True\nexecute_tool add True later\n"

@@ -103,6 +103,7 @@ async def listening(url: str) -> None:
             return
 
 
+@pytest.mark.slow
 async def test_server_over_http(http_server: str) -> None:
     async with asyncio.timeout(120):
         await listening(http_server)
@@ -137,6 +138,7 @@ async def test_missing_server_is_reported(server: dict[str, str], reason: str) -
             pass
 
 
+@pytest.mark.slow
 async def test_server_that_never_answers_times_out() -> None:
     silent = {"command": sys.executable, "args": ["-c", "import sys; sys.stdin.read()"], "name": "silent"}
 

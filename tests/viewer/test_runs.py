@@ -415,6 +415,7 @@ def test_store_of_another_schema_is_rejected(look: Client, tmp_path: Path) -> No
     assert "has schema 99" in unescape(answer.text)
 
 
+@pytest.mark.slow
 def test_thousands_of_episodes_are_paged(look: Client, tmp_path: Path) -> None:
     client = look(large_run(tmp_path / "large", num_episodes=2_000))
     html = client.get("/run/large/rollouts").text

@@ -94,6 +94,7 @@ def test_key_of_the_environment_is_sent(start: Start, monkeypatch: pytest.Monkey
         VLLMControl(server.url).models()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("message", "expected_message"),
     [
@@ -119,6 +120,7 @@ def test_failed_start_error_has_log_and_remedy(start: Start, message: str, expec
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_server_that_never_becomes_healthy(start: Start, tmp_path: Path) -> None:
     began = time.monotonic()
     start()
@@ -186,6 +188,7 @@ def test_server_that_lost_its_weights_receives_them_again(start: Start) -> None:
     assert ours.control.is_healthy(), "a server that was joined is not ours to stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes_s_to_end", [0.0, 0.5])
 def test_crash_without_remaining_restarts_is_reported(start: Start, takes_s_to_end: float) -> None:
     server = start(max_restarts=0, prints=["all was well"], takes_s_to_end=takes_s_to_end)
@@ -199,6 +202,7 @@ def test_crash_without_remaining_restarts_is_reported(start: Start, takes_s_to_e
         server.await_ready()
 
 
+@pytest.mark.slow
 def test_server_that_crashes_repeatedly_is_not_restarted(start: Start, tmp_path: Path) -> None:
     server = start(max_restarts=1)
 
