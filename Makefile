@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the targets make and fill as they need it; a second run finds it done.
+# Everything runs in .venv, which the targets create and fill when they need it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,11 +37,11 @@ demo: $(VENV)/.train  ## Train a tiny agent on this machine: a few minutes, no n
 test: $(VENV)/.dev  ## The fast test suite: about three minutes.
 	$(BIN)/python tests/side_by_side.py
 
-# What one gets who installs without constraints.txt; but torch's newest build may be one of several gigabytes for GPUs.
+# The versions of an installation without constraints.txt, except torch: its newest build may be one of several gigabytes for GPUs.
 test-newest:  ## The fast test suite with the newest version of each dependency, in an environment of its own.
 	$(MAKE) test VENV=$(VENV)-newest VERSIONS="$(TORCH)"
 
-test-slow: $(VENV)/.dev  ## Tests that start many processes or train longer, with the demo for three seeds: some minutes.
+test-slow: $(VENV)/.dev  ## Tests that start many processes or train longer, with the demo for three seeds: a few minutes.
 	$(PYTEST) -m "slow and not pretrained"
 
 # AutoGen asks for an older protobuf than the other packages, so it has a folder of its own.
@@ -51,7 +51,7 @@ test-slow: $(VENV)/.dev  ## Tests that start many processes or train longer, wit
 
 # Bubblewrap, podman and a Debian image are installed where they are missing, as root. Where that is not possible, their
 # tests are skipped; RLLM_TEST_SANDBOXES=required lets them fail.
-test-sandbox: $(VENV)/.dev  ## Untrusted code, tasks and agents in sandboxes, and attacks on them: some minutes.
+test-sandbox: $(VENV)/.dev  ## Untrusted code, tasks and agents in sandboxes, and attacks on them: a few minutes.
 	required=required; $(BIN)/python tests/sandbox/install.py || required=$$RLLM_TEST_SANDBOXES; \
 	RLLM_TEST_SANDBOXES=$$required $(PYTEST) --dist worksteal -n 3 -m sandbox tests/rewards tests/security tests/tools tests/sandbox tests/tasks tests/cli/test_task_agents.py
 
@@ -59,7 +59,7 @@ test-examples: $(VENV)/.dev .autogen  ## Train every example to its stated impro
 	-$(BIN)/python tests/sandbox/install.py
 	$(PYTEST) -m examples
 
-test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: some minutes.
+test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: a few minutes.
 	$(PYTEST) --dist worksteal -m learning tests/learning
 
 .references: tests/references/requirements.txt | $(VENV)/.dev
@@ -83,9 +83,9 @@ test-models: $(VENV)/.dev .templates  ## Real chat templates, and a tiny model o
 	$(PIP) --no-deps --upgrade --target $@ bitsandbytes
 	@touch $@
 
-# One process, and all cores for its tensors. SHORT=1: what needs no other server, no cluster and no training.
+# One process, with all cores for its tensors. SHORT=1 runs only the tests that need no other server, no cluster and no training.
 test-pretrained: export OMP_NUM_THREADS := $(shell nproc 2>/dev/null || echo 2)
-test-pretrained: $(VENV)/.dev .pretrained/.installed .bitsandbytes $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model: exact numbers, and training: twenty minutes; SHORT=1 some.
+test-pretrained: $(VENV)/.dev .pretrained/.installed .bitsandbytes $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model, its exact numbers and its training: twenty minutes; with SHORT=1 a few.
 	PYTHONPATH=$(CURDIR)/.bitsandbytes$(if $(SHORT),,:$(CURDIR)/$(VERL_FOLDER)) $(BIN)/pytest -m "pretrained$(if $(SHORT), and not slow)" tests/pretrained
 
 test-references: $(VENV)/.dev .references .templates  ## Compare estimators, losses and tool calls with those of verl, TRL and renderers.
@@ -95,10 +95,10 @@ test-references: $(VENV)/.dev .references .templates  ## Compare estimators, los
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
-test-games: $(VENV)/.dev .games  ## Games of the real TextArena, tasks of reasoning-gym, and self-play that must beat its start: some minutes.
+test-games: $(VENV)/.dev .games  ## Games of the real TextArena, tasks of reasoning-gym, and self-play that must beat the starting policy: a few minutes.
 	PYTHONPATH=$(CURDIR)/.games $(PYTEST) -m games tests/games tests/examples
 
-# Its versions pin other packages than the project does, so each has an environment of its own; tests run in .venv.
+# Each version of verifiers pins other packages than the project, so each has its own environment; the tests run in .venv.
 .verifiers/old/.installed: VERIFIERS := .[train] verifiers==0.1.14 $(TORCH)
 .verifiers/new/.installed: VERIFIERS := . verifiers==0.4.0 uv
 .verifiers/%/.installed: pyproject.toml | $(VENV)/.dev
@@ -106,14 +106,14 @@ test-games: $(VENV)/.dev .games  ## Games of the real TextArena, tasks of reason
 	.verifiers/$*/bin/python -m pip install --quiet --disable-pip-version-check -e $(VERIFIERS)
 	@touch $@
 
-test-verifiers: $(VENV)/.dev .verifiers/old/.installed .verifiers/new/.installed  ## Environments of verifiers, old and new, and training on an old one: some minutes.
+test-verifiers: $(VENV)/.dev .verifiers/old/.installed .verifiers/new/.installed  ## Environments of verifiers, old and new, and training on an old one: a few minutes.
 	$(BIN)/pytest -m envs tests/verifiers
 
 .clients: tests/gateway/clients/requirements.txt | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
-test-clients: $(VENV)/.dev .clients  ## The gateway with the clients' major versions before the newest.
+test-clients: $(VENV)/.dev .clients  ## The gateway with the previous major versions of its clients.
 	PYTHONPATH=.clients RLLM_CLIENTS=.clients $(PYTEST) tests/gateway/clients
 
 .litellm: tests/integrations/requirements.txt | $(VENV)/.dev
@@ -129,7 +129,7 @@ $(VENV)-trackers/.installed: pyproject.toml tests/tracking/requirements.txt | $(
 		-e '.[tensorboard,wandb,mlflow,trackio]' -r tests/tracking/requirements.txt
 	@touch $@
 
-test-trackers: $(VENV)-trackers/.installed  ## Write with real TensorBoard, W&B, MLflow and trackio, and read it back.
+test-trackers: $(VENV)-trackers/.installed  ## Write metrics with the real TensorBoard, W&B, MLflow and trackio, and read them back.
 	$(VENV)-trackers/bin/pytest -m "trackers or not trackers" tests/tracking
 
 .browser/.installed: tests/browser/requirements.txt tests/browser/install.py | $(VENV)/.dev
@@ -137,27 +137,27 @@ test-trackers: $(VENV)-trackers/.installed  ## Write with real TensorBoard, W&B,
 	$(BIN)/python tests/browser/install.py .browser
 	@touch $@
 
-# One browser at a time; pictures of the pages are left in build/viewer.
-test-viewer: $(VENV)/.dev .browser/.installed  ## The viewer in a real headless Chromium, with pictures: a minute or two.
+# One browser at a time; screenshots of the pages are written to build/viewer.
+test-viewer: $(VENV)/.dev .browser/.installed  ## The viewer in a real headless Chromium, with screenshots: a minute or two.
 	RLLM_BROWSER=.browser $(BIN)/pytest -m browser tests/browser
 
 $(VENV)/.fuzz: tests/gateway/fuzz/requirements.txt | $(VENV)/.dev
 	$(PIP) -r $<
 	@touch $@
 
-test-fuzz: $(VENV)/.fuzz  ## Throw nonsense at the gateway, and try every property, for longer than the fast suite does.
+test-fuzz: $(VENV)/.fuzz  ## Send malformed requests to the gateway, and test every property with more examples than the fast suite.
 	RLLM_FUZZ_EXAMPLES=300 $(PYTEST) tests/gateway/fuzz
 	RLLM_EXAMPLES=100 $(PYTEST) -m hypothesis
 
-test-kills: $(VENV)/.dev  ## Kill the gateway and all around it, a hundred times over: half an hour.
+test-kills: $(VENV)/.dev  ## Kill the gateway and the processes around it, a hundred times: half an hour.
 	RLLM_KILL_RUNS=$${RLLM_KILL_RUNS:-100} $(BIN)/pytest -n 2 -m slow tests/gateway/test_kills.py
 
 $(VENV)/.ninja: tests/accelerator/requirements.txt | $(VENV)/.dev
 	$(PIP) -r $<
 	@touch $@
 
-# A device is compiled for it, and is the process's only one. Without a C++ compiler it is skipped.
-test-accelerator: $(VENV)/.ninja  ## The embedded backend on a device that takes no tensors of another one: two minutes.
+# The tests compile a torch device, which must be the only one of its process. Without a C++ compiler they are skipped.
+test-accelerator: $(VENV)/.ninja  ## The embedded backend on a device that refuses tensors of another device: two minutes.
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m accelerator tests/accelerator
 
 .vllm/.installed: tests/vllm/install.py | $(VENV)/.dev
@@ -165,14 +165,14 @@ test-accelerator: $(VENV)/.ninja  ## The embedded backend on a device that takes
 	@touch $@
 
 # One server at a time, so one process.
-test-vllm: $(VENV)/.dev .vllm/.installed .templates  ## A real vLLM on the CPU: exact capture, new weights, training: some minutes.
+test-vllm: $(VENV)/.dev .vllm/.installed .templates  ## A real vLLM on the CPU: exact capture, new weights, training; a few minutes.
 	RLLM_TEMPLATES=.templates $(BIN)/pytest -m vllm tests/vllm
 
 .sglang/.installed: tests/sglang/install.py .vllm/.installed | $(VENV)/.dev
 	$(BIN)/python tests/sglang/install.py .vllm .sglang
 	@touch $@
 
-test-sglang: $(VENV)/.dev .sglang/.installed  ## A real SGLang on the CPU: exact capture, new weights, training: a minute or two.
+test-sglang: $(VENV)/.dev .sglang/.installed  ## A real SGLang on the CPU: exact capture, new weights, training; a minute or two.
 	$(BIN)/pytest -m sglang tests/sglang
 
 $(VERL_FOLDER): tests/verl/requirements.txt | $(VENV)/.dev
@@ -180,12 +180,12 @@ $(VERL_FOLDER): tests/verl/requirements.txt | $(VENV)/.dev
 		--no-deps --upgrade --target $@ -r /dev/stdin
 	@touch $@
 
-test-verl: $(VENV)/.dev $(VERL_FOLDER) .vllm/.installed  ## Train on real workers of verl on Ray, on the CPU: some minutes.
+test-verl: $(VENV)/.dev $(VERL_FOLDER) .vllm/.installed  ## Train on real workers of verl on Ray, on the CPU: a few minutes.
 	-$(BIN)/python tests/sandbox/install.py
 	PYTHONPATH=$(CURDIR)/$(VERL_FOLDER) $(BIN)/pytest -m verl tests/verl
 
-# FRAMEWORK=openai: that one only. What does not install or fails is one red row of docs/frameworks/index.md.
-test-frameworks: $(VENV)/.dev  ## Every agent framework, unedited, through the gateway; writes the table of the docs.
+# FRAMEWORK=openai runs that one only. A framework that fails or cannot be installed is a red row in docs/frameworks/index.md.
+test-frameworks: $(VENV)/.dev  ## Every agent framework, unedited, through the gateway; writes the table in the docs.
 	$(BIN)/python tests/frameworks/install.py .frameworks $(FRAMEWORK)
 	$(if $(FRAMEWORK),,-$(BIN)/python tests/sandbox/install.py)
 	@$(PYTEST) -m frameworks $(if $(FRAMEWORK),$(foreach name,$(FRAMEWORK),tests/frameworks/test_$(subst -,_,$(name)).py),tests/frameworks tests/tasks/test_programs.py tests/examples/test_claude_agent.py); \
@@ -195,19 +195,19 @@ $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
 	$(PIP) -r $<
 	@touch $@
 
-# The package asks for an older mcp than the project, so it has an environment of its own.
+# The package openenv needs an older mcp than the project, so it has its own environment.
 $(VENV)-openenv/.installed: pyproject.toml tests/openenv/requirements.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv $(VENV)-openenv
 	$(VENV)-openenv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[openenv,train]' -r tests/openenv/requirements.txt $(TORCH)
 	@touch $@
 
-test-openenv: $(VENV)-openenv/.installed  ## Environments of real OpenEnv servers, and training on one: some minutes.
+test-openenv: $(VENV)-openenv/.installed  ## Environments of real OpenEnv servers, and training on one: a few minutes.
 	$(VENV)-openenv/bin/pytest -m openenv tests/openenv
 
 test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those of several gateways, on a real PostgreSQL.
 	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store tests/viewer tests/gateway/test_shared_store.py
 
-# The long suites in four parts: TURN=0 to 3 runs one of them, as .ci/run does by day; without TURN all run.
+# The long suites in four parts: TURN=0 to 3 runs one of them, as .ci/run does, a different one each day; without TURN all run.
 NIGHTLY_0 := test-vllm test-litellm test-trackers test-openenv test-fuzz
 NIGHTLY_1 := test-slow test-learning test-accelerator test-kills
 NIGHTLY_2 := test-verifiers test-verl test-pretrained
@@ -230,10 +230,10 @@ check: $(VENV)/.dev  ## Formatting, lint, types, layers, language.
 	$(PYTHON) -m venv .audit
 	.audit/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 
-house:  ## Count the source: files, lines, types and words, beside the most there should be.
+house:  ## Count files, lines, types and odd words of the source, next to their limits.
 	@$(PYTHON) tests/house.py
 
-audit: $(VENV)/.dev .audit/bin/pip-audit  ## Look what is installed up among known vulnerabilities; needs the internet.
+audit: $(VENV)/.dev .audit/bin/pip-audit  ## Check the installed packages for known vulnerabilities; needs the internet.
 	.audit/bin/pip-audit --progress-spinner off --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 format: $(VENV)/.dev  ## Format the code and fix what can be fixed.
@@ -250,8 +250,8 @@ docs: $(VENV)/.docs  ## Build the documentation site into site/; a broken link i
 test-docs: docs  ## Run every page of the documentation as a program, and build the site.
 	$(PYTEST) -m docs tests/docs tests/cli tests/frameworks/test_docs.py
 
-# DEMO=1 also runs the demo; OUT=dist keeps what was built.
-release-check: $(VENV)/bin/python  ## Build the last commit, look into the wheel, install it by itself, and use it: some minutes.
+# DEMO=1 also runs the demo; OUT=dist keeps the built files.
+release-check: $(VENV)/bin/python  ## Build the last commit, inspect the wheel, install it alone, and use it: a few minutes.
 	$(BIN)/python tests/release/check.py $(if $(OUT),--out $(OUT)) $(if $(DEMO),--demo)
 
 benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-up, training, viewer.
