@@ -1,4 +1,4 @@
-"""The leanest forwarder, which parses nothing: bytes from clients to an upstream and back.
+"""The leanest forwarder: it passes bytes from clients to an upstream and back, and parses nothing.
 
     python benchmarks/bare_forwarder.py UPSTREAM_PORT
 
@@ -32,7 +32,7 @@ class End(asyncio.Protocol):
 
 
 class Client(End):
-    """The end of a client, which gets its own connection to the upstream."""
+    """Connection of a client, which gets its own connection to the upstream."""
 
     def __init__(self, upstream_port: int) -> None:
         self.upstream_port = upstream_port

@@ -2,9 +2,9 @@
 
     python benchmarks/bare_gateway.py UPSTREAM_PORT DATABASE
 
-Raw sockets on both sides. Each answer is parsed, its ids and log-probabilities become blobs, and it is released once a
-group commit with `synchronous=FULL` has them. Nothing else is there: no sessions, no errors, no checks, no metrics. A
-stream's chunks are rebuilt one by one, its last ones held back until the commit.
+Raw sockets on both sides. Each answer is parsed, its ids and log-probabilities are stored as blobs, and it is
+released after a group commit with `synchronous=FULL`. There is nothing else: no sessions, no errors, no checks, no
+metrics. A stream's chunks are rebuilt one by one, and its last ones are held back until the commit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-e
 
 
 class Writer:
-    """A thread that commits all waiting calls, then releases the answers with one wake-up of the event loop."""
+    """Thread that commits all waiting calls, then releases their answers with one wake-up of the event loop."""
 
     def __init__(self, database: str, loop: asyncio.AbstractEventLoop) -> None:
         self.database, self.loop = database, loop
@@ -127,7 +127,7 @@ class Client(asyncio.Protocol):
         self.keep(HEAD % (len(body), body))
 
     def received_stream(self) -> None:
-        # Every event is one `data: ` line, ended by an empty one; the framing of HTTP chunks stands between them.
+        # Every event is one `data: ` line, ended by an empty one; between events is the framing of HTTP chunks.
         *events, self.rest = self.rest.split(b"\n\n")
         pieces = []
         for event in events:
@@ -162,7 +162,7 @@ class Client(asyncio.Protocol):
 
 
 class Gateway:
-    """Upstream connections, as many as there were concurrent calls, and the writer."""
+    """Pool of upstream connections, one for each concurrent call, and the writer."""
 
     def __init__(self, upstream_port: int, database: str) -> None:
         self.upstream_port = upstream_port

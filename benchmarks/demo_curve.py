@@ -1,9 +1,9 @@
-"""The curve of `rllm demo` as a picture, `docs/demo.svg`.
+"""The curve of `rllm demo` as a picture: `docs/demo.svg`.
 
     for seed in 0 1 2; do rllm demo --model HuggingFaceTB/SmolLM2-135M-Instruct --seed $seed; done
     python benchmarks/demo_curve.py --model HuggingFaceTB/SmolLM2-135M-Instruct runs/demo-*
 
-On the left the accuracy of each training step's rollouts, on the right that on held-out tasks.
+The left panel has the accuracy of each training step's rollouts, the right one that on held-out tasks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from learning import DOCS, Curve, draw
 
 PICTURE = DOCS / "demo.svg"
 STEP = 0.25
-"""The axes end at a multiple of it."""
+"""Unit of the axes, which end at a multiple of it."""
 
 
 def curve(run: Path, metric: str) -> Curve:
-    """A metric by step, of the lines that have it."""
+    """Return a metric by step, from the lines that have it."""
     found = {str(line["step"]): line[metric] for line in lines_of(run) if metric in line}
     if not found:
-        raise SystemExit(f"{run} is no run of `rllm demo`: its metrics.jsonl has no {metric}")
+        raise SystemExit(f"{run} is not a run of `rllm demo`: its metrics.jsonl has no {metric}")
     return found
 
 
@@ -34,7 +34,7 @@ def lines_of(run: Path) -> list[dict[str, float]]:
 
 
 def minutes(runs: Sequence[Path]) -> float:
-    """Median time of the runs in training steps and evaluations."""
+    """Return the median time of the runs in training steps and evaluations."""
     parts = ("timing/step_s", "timing/eval_s")
     return median(sum(line.get(part, 0.0) for line in lines_of(run) for part in parts) for run in runs) / 60
 

@@ -1,12 +1,13 @@
-"""Cost of capturing a call: calls a second, CPU and added latency of the gateway, against the leanest one possible.
+"""Cost of capturing a call: calls per second, CPU and added latency of the gateway, and of the leanest one possible.
 
     python benchmarks/gateway.py [--seconds 8] [--connections 64] [--litellm .litellm] [--json]
 
-A load generator and a scripted upstream of raw sockets, which cost little, share the machine with two gateways that are
-measured in turns, so that both meet the same noise: ours, started by its real command line on a SQLite file, and
-`bare_gateway.py`, which parses, keeps and releases each answer and does nothing else. A call carries 1,000 prompt ids and
-200 response ids with log-probabilities. At the end every acknowledged call must be in the store. `--litellm` takes turns with a
-LiteLLM proxy that stores its calls too; it is named where LiteLLM is installed, as `make test-litellm` does.
+A load generator and a scripted upstream of raw sockets, which cost little, share the machine with two gateways that
+are measured in turns, so that both see the same noise: ours, started by its real command line on a SQLite file, and
+`bare_gateway.py`, which parses, keeps and releases each answer and does nothing else. A call carries 1,000 prompt ids
+and 200 response ids with log-probabilities. At the end every acknowledged call must be in the store. `--litellm`
+takes turns with a LiteLLM proxy that stores its calls too; the option names the folder into which `make test-litellm`
+installs LiteLLM.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import psutil
 NUM_PROMPT_IDS, NUM_RESPONSE_IDS = 1_000, 200
 CALLS_PER_SESSION = 10
 NUM_TURNS = 4
-"""Short ones, because the machine's speed changes within seconds."""
+"""Turns of each program: several short ones, because the machine's speed changes within seconds."""
 
 
 # --- the upstream: a fixed answer in vLLM's shape, as fast as a socket takes it ---------------------------------------
@@ -97,7 +98,7 @@ MODELS = b'{"object":"list","data":[{"id":"scripted","object":"model","created":
 
 
 class Upstream(asyncio.Protocol):
-    """Answers each request with the fixed bytes; parses just enough HTTP to find the end of a request."""
+    """Server that answers each request with fixed bytes; it parses just enough HTTP to find the end of a request."""
 
     whole, streamed = whole_answer(), streamed_answer()
     models = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
@@ -121,7 +122,7 @@ class Upstream(asyncio.Protocol):
 
 
 def request_size(buffer: bytes) -> int | None:
-    """The bytes of the first request in the buffer, or `None` while it is incomplete."""
+    """Return the size of the first request in the buffer, or `None` while it is incomplete."""
     end = buffer.find(b"\r\n\r\n")
     if end < 0:
         return None
@@ -141,7 +142,7 @@ async def serve_upstream() -> None:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection that sends the next call as soon as the answer of the last has fully arrived."""
+    """Keep-alive connection that sends the next call as soon as the answer to the last one has arrived."""
 
     def __init__(self, number: int, prefix: str, body: bytes, deadline: float, closed: asyncio.Future[None]) -> None:
         self.number, self.prefix, self.body, self.deadline, self.closed = number, prefix, body, deadline, closed
@@ -170,7 +171,7 @@ class Connection(asyncio.Protocol):
             self.read_head()
         if self.expected > 0:
             complete = self.received >= self.expected
-        else:  # The last chunk of a chunked answer may come apart.
+        else:  # The last chunk of a chunked answer may arrive in pieces.
             complete = b"".join(self.parts[-2:]).endswith(b"\r\n0\r\n\r\n")
         if complete:
             self.finish()
@@ -364,7 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Calls a second, CPU and added latency of the gateway.")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--litellm", type=Path, help="where LiteLLM is installed, to measure its proxy too")
+    parser.add_argument("--litellm", type=Path, help="folder in which LiteLLM is installed, to measure its proxy too")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()

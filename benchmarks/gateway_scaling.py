@@ -1,11 +1,12 @@
-"""The gateway under many connections and many calls: calls a second, added latency, CPU and memory.
+"""The gateway under many connections and many calls: calls per second, added latency, CPU and memory.
 
     python benchmarks/gateway_scaling.py [--seconds 3] [--connections 1 16 64 256 1024] [--memory-calls 200000] [--json]
 
-The load, the upstream and the calls are those of `benchmarks/gateway.py`. At each number of connections three take turns: the
-gateway, the leanest gateway that keeps what passes (`bare_gateway.py`), and the leanest forwarder that keeps nothing
-(`bare_forwarder.py`). Latencies are what each adds to the upstream alone at as many connections. `--memory-calls` then sends
-so many calls through the gateway, and prints its memory meanwhile, which must not grow.
+The load, the upstream and the calls are those of `benchmarks/gateway.py`. At each number of connections three
+programs take turns: the gateway, the leanest gateway that stores calls (`bare_gateway.py`), and the leanest
+forwarder, which stores nothing (`bare_forwarder.py`). Each latency is the time added to that of the upstream alone
+with as many connections. `--memory-calls` then sends that many calls through the gateway and prints its memory
+meanwhile, which must not grow.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def percentiles(latencies: list[float]) -> list[float]:
 
 
 class Measured:
-    """One process that calls go through."""
+    """Process that calls pass through."""
 
     def __init__(self, name: str, port: int, process: subprocess.Popen[str]) -> None:
         self.name, self.port, self.process = name, port, psutil.Process(process.pid)
@@ -68,7 +69,7 @@ class Measured:
 
 @contextmanager
 def running() -> Iterator[tuple[int, list[Measured]]]:
-    """Start the upstream and the programs before it; return their ports, the gateway's first."""
+    """Start the upstream and the programs in front of it; return their ports, the gateway's first."""
     processes: list[subprocess.Popen[str]] = []
 
     def spawn(*arguments: str) -> subprocess.Popen[str]:
@@ -109,7 +110,7 @@ def scale(upstream_port: int, measured: list[Measured], connections: int, second
 
 
 def memory_over(ours: Measured, num_calls: int) -> list[tuple[int, float]]:
-    """Return calls so far, and megabytes, at several points."""
+    """Return the number of calls and the megabytes at several points."""
     readings, sent = [(0, ours.memory_mb)], 0
     while sent < num_calls:
         prefix = f"/sessions/memory-{sent}-SESSION"
@@ -130,10 +131,10 @@ def shown(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How the gateway bears many connections and many calls.")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of load, for each line of the table")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of load for each line of the table")
     parser.add_argument("--connections", type=int, nargs="+", default=CONNECTIONS)
     parser.add_argument(
-        "--memory-calls", type=int, default=0, help="send so many calls, and print the memory meanwhile"
+        "--memory-calls", type=int, default=0, help="send this many calls, and print the memory meanwhile"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args()

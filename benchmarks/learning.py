@@ -4,8 +4,8 @@
     python benchmarks/learning.py runs/learning    # gathers them, and draws
     python benchmarks/learning.py                  # draws what was gathered before
 
-A curve is the mean reward on held-out tasks after so many training steps. `tests/learning` defines the tasks and settings.
-`docs/shell_tasks.svg` is drawn too, from the table in the README of `examples/shell_tasks`.
+A curve is the mean reward on held-out tasks after so many training steps. `tests/learning` defines the tasks and
+settings. `docs/shell_tasks.svg` is drawn too, from the table in the README of `examples/shell_tasks`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ SHELL_TASKS, SHELL_PICTURE = DOCS.parent / "examples" / "shell_tasks" / "README.
 NUMBERS, PICTURE = DOCS / "learning.json", DOCS / "learning.svg"
 
 Curve: TypeAlias = Mapping[str, float]
-"""Mean reward by training steps done."""
+"""Mean reward by number of training steps done."""
 Curves: TypeAlias = Mapping[str, Mapping[str, Curve]]
-"""By algorithm and seed."""
+"""Curves by algorithm and seed."""
 
 COLUMNS = 4
 PANEL_WIDTH, PANEL_HEIGHT = 150, 90
 GAP_X, GAP_Y, LEFT, TOP, BOTTOM = 56, 52, 44, 76, 44
 INK, ACCENT = "#777c84", "#2f81d8"
-"""Colours of middle lightness, which are readable on white and on black."""
+"""Colours of medium lightness, which are readable on white and on black."""
 
 
 def gather(folder: Path) -> Curves:
@@ -74,7 +74,7 @@ def draw(
 
 
 def draw_shell_tasks() -> str:
-    """The picture of the table of `SHELL_TASKS`, which has a row for each seed and a column for each evaluation."""
+    """Return the picture of the table of `SHELL_TASKS`, which has a row for each seed and a column for each evaluation."""
     rows = re.findall(r"^\| seed (\d+) ((?:\| \d+ % )+)\|$", SHELL_TASKS.read_text(), re.MULTILINE)
     seeds = {
         seed: {str(6 * place): int(share) / 100 for place, share in enumerate(re.findall(r"\d+", shares))}
@@ -126,7 +126,7 @@ def _text(
 
 
 def table(curves: Curves) -> Iterator[str]:
-    """Return the first and last value of each seed, a line for each algorithm."""
+    """Return a line for each algorithm, with the first and last value of each seed."""
     for name, seeds in curves.items():
         ends = [list(curve.values()) for curve in seeds.values()]
         yield f"{name:30s}" + "   ".join(f"{values[0]:.2f} -> {values[-1]:.2f}" for values in ends)

@@ -22,11 +22,11 @@ START_S = 300
 
 
 def start(libraries: Path, folder: Path, upstream_port: int, port: int) -> subprocess.Popen[str]:
-    """A proxy that answers.
+    """Start a proxy, and return it once it is ready.
 
     Args:
-        libraries: where LiteLLM is installed; `make test-litellm` does that in `.litellm`.
-        folder: for its configuration, its store and its log.
+        libraries: folder of LiteLLM; `make test-litellm` installs it in `.litellm`.
+        folder: folder for its configuration, its store and its log.
     """
     (folder / "litellm.yaml").write_text(CONFIG.format(upstream_port=upstream_port))
     environment = {

@@ -1,10 +1,11 @@
-"""Memory of log-probabilities and their gradient at a vocabulary of 150,000: the trainer's policy, and plain full logits.
+"""Memory of log-probabilities and their gradient at a vocabulary of 150,000: the trainer's method, and full logits.
 
     python benchmarks/logprob_memory.py [--tokens 256 512 1024 2048] [--vocabulary 150000] [--json]
 
 Each row is a separate process: a small Qwen3 (hidden size 64, two layers), sequences of 256 tokens all of which are
-trained on, one forward and one backward pass, and the memory that these add at their peak. The trainer's share must not
-grow with the number of tokens; that of `full` is several times tokens x vocabulary x 4 bytes.
+trained on, one forward and one backward pass, and the memory that these add at their peak. The memory of the
+trainer's method must not grow with the number of tokens; that of `full` is several times tokens x vocabulary x 4
+bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def ours(model: Any, ids: Tensor) -> Tensor:
 
 
 def full(model: Any, ids: Tensor) -> Tensor:
-    """Return the same by a softmax over all logits at once."""
+    """Return the same, computed by a softmax over all logits at once."""
     logits = model(input_ids=ids).logits[:, :-1]
     return logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).flatten()
 

@@ -1,10 +1,10 @@
-"""Long answers of a pretrained model: time of a token and peak memory, by the length of the answers.
+"""Long answers of a pretrained model: time per token and peak memory, by the length of the answers.
 
     python benchmarks/long_answers.py MODEL [--lengths 512 1024 2048 4096] [--group 8] [--kept 2048] [--threads 1]
 
 A group of answers to one prompt is sampled and trained on, in a separate process for each length. Attention reads all
-earlier tokens, so a token's time grows with its position by that much; everything else should stay as it is. Layers of
-sequences of more than `--kept` tokens are run again in the backward pass, as by `optim.micro_batch_tokens`.
+earlier tokens, so its part of a token's time grows with the position; everything else should stay constant. Layers of
+sequences of more than `--kept` tokens are recomputed in the backward pass, as with `optim.micro_batch_tokens`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rllm.inference.local.loading import load_model
 from rllm.trainer.credit import assemble
 
 GB = 1e9
-"""Bytes; `ru_maxrss` counts kilobytes."""
+"""Bytes of a gigabyte; `ru_maxrss` counts kilobytes."""
 
 
 def measure(model: str, length: int, group: int, kept: int, threads: int) -> dict[str, float]:

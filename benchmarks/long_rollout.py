@@ -2,11 +2,12 @@
 
     python benchmarks/long_rollout.py [--turns 200] [--tokens 100000] [--json]
 
-An agent sends its whole history again in each turn, as agents do, to a gateway over the tiny policy with a durable SQLite
-store. Each turn adds a result and an answer, so that the prompts grow evenly, the last one to `--tokens`. The time of a
-turn is the CPU time of its threads: the gateway's (HTTP, JSON, prompt, parent, trace), the store's, and the sampler's,
-which attends to all earlier tokens. The floor is that of a bare server on the same stack, which reads the body of the
-same request and parses its JSON. Printed are means over the first 20 turns and the last 20, and the memory by part.
+An agent sends its whole history again in each turn, as agents do, to a gateway over the tiny policy with a durable
+SQLite store. Each turn adds a tool result and an answer, so that the prompts grow evenly, up to `--tokens`. The time
+of a turn is the CPU time of its threads: the gateway's (HTTP, JSON, prompt, parent, trace), the store's, and the
+sampler's, which attends to all earlier tokens. The floor is the time of a bare server on the same stack, which reads
+the body of the same request and parses its JSON. The output has means over the first 20 and the last 20 turns, and
+the memory of each part.
 
 The session is read from the store afterwards: the tokens of each trace must be those of the sampler, each prompt must
 begin with all tokens before it, and all turns must be one sequence.
@@ -51,18 +52,18 @@ ANSWER_TOKENS = 16
 WINDOW = 20
 NUM_WARM_UP = 5
 THREADS = {"gateway": ("serving", "asyncio", "uvloop"), "store": "rllm-trace-writer", "sampler": "rllm-decode"}
-"""Beginnings of the names of their threads."""
+"""Prefixes of the names of each part's threads."""
 TOOL = {"type": "function", "function": {"name": "shell", "description": "Runs a command.", "parameters": {}}}
 
 
 @dataclass(kw_only=True)
 class Run:
-    """Figures and sampled tokens of a rollout."""
+    """Measurements and sampled tokens of a rollout."""
 
     turns: list[dict[str, float]] = field(default_factory=list)
-    """Figures of each turn."""
+    """Measurements of each turn."""
     sampled: list[tuple[bytes, list[int]]] = field(default_factory=list)
-    """Digest of the prompt's ids, and the answer's ids, of each turn, by the sampler."""
+    """Digest of the prompt's ids, and the answer's ids, of each turn, as the sampler has them."""
     memory: dict[str, float] = field(default_factory=dict)
     """Megabytes of each part of the process."""
 
@@ -77,7 +78,7 @@ def cpu_seconds() -> dict[str, float]:
 
 
 class Agent:
-    """The agent: each turn adds a result that makes the next prompt as long as it should be."""
+    """Agent that adds a result in each turn, which makes the next prompt as long as requested."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.messages = [{"role": "system", "content": "You work with a shell."}]
@@ -103,7 +104,7 @@ class Agent:
 
 
 class TinyEngine(LocalEngine):
-    """The tiny policy, untrained, which keeps its latest output."""
+    """Engine of the untrained tiny policy, which keeps its latest output."""
 
     def __init__(self, num_tokens: int) -> None:
         tokenizer = train_tokenizer([" ".join(WORDS)] * 4, vocab_size=400)
@@ -154,7 +155,7 @@ def run(num_turns: int, num_tokens: int, folder: Path) -> Run:
         httpx.Client(headers={"content-type": "application/json"}, timeout=None) as client,
     ):
         warm_up = Agent(engine.tokenizer)
-        for turn in range(NUM_WARM_UP):  # what a process does once, such as reading the template
+        for turn in range(NUM_WARM_UP):  # for work that a process does once, such as reading the template
             url = f"{server.session_url('warm-up')}/chat/completions"
             warm_up.take(client.post(url, content=warm_up.ask(100 * turn)).json())
         url = f"{server.session_url('long')}/chat/completions"
@@ -197,7 +198,7 @@ def run(num_turns: int, num_tokens: int, folder: Path) -> Run:
 
 
 def check(folder: Path, sampled: Sequence[tuple[bytes, list[int]]]) -> dict[str, float]:
-    """Read the session, and return its size.
+    """Check the session in the store, and return its size.
 
     Raises:
         AssertionError: if it is not one sequence of exactly the sampled tokens.

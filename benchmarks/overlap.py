@@ -1,9 +1,9 @@
-"""Seconds a training step with rollouts ahead of the updates, against one after the other, on an agent that waits for a tool.
+"""Seconds per training step if rollouts run ahead of the updates or alternate with them, for an agent that waits for a tool.
 
     python benchmarks/overlap.py [--steps 8] [--tool-s 0.3] [--json]
 
-The agent asks the policy, waits for a tool, and asks again; 8 tasks x 8 rollouts a step, a policy of 3.7 million parameters. Both
-runs do the same work in separate processes: only `rollout.max_staleness` differs.
+The agent asks the policy, waits for a tool, and asks again; 8 tasks x 8 rollouts a step, a policy of 3.7 million
+parameters. All runs do the same work in separate processes: only `rollout.max_staleness` differs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from statistics import median
 from against_trl.model import build_model
 
 SKIPPED = 2
-"""First steps, which pay for set-up, are left out."""
+"""First steps to leave out, because they pay for set-up."""
 AHEAD = (0, 1, 2)
 
 
 def train(folder: Path, model: str, max_staleness: int, num_steps: int, tool_s: float) -> float:
-    """Median seconds a step."""
+    """Return the median seconds per step."""
     from openai import AsyncOpenAI
 
     from rllm.trainer.agent_trainer import AgentTrainer
@@ -60,7 +60,7 @@ def train(folder: Path, model: str, max_staleness: int, num_steps: int, tool_s: 
 
 
 def measured(model: str, max_staleness: int, options: argparse.Namespace) -> float:
-    """Measure the same in a separate process."""
+    """Run `train` in a separate process."""
     same = ["--steps", str(options.steps), "--tool-s", str(options.tool_s)]
     done = subprocess.run(
         [sys.executable, __file__, "--only", str(max_staleness), "--model", model, *same],

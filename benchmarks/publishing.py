@@ -1,13 +1,14 @@
-"""Cost of giving a running vLLM new weights: CPU seconds per gigabyte for each way, beside a plain copy and a plain file.
+"""Cost of sending new weights to a running vLLM: CPU seconds per gigabyte of each method, beside a plain copy and a plain file.
 
     python benchmarks/publishing.py --vllm .vllm/bin/vllm [--layers 10] [--rounds 3] [--json]
 
-A random Qwen3 (by default of 0.4 GB in float32) is served by a real vLLM on the CPU, and changed before every publish. `transfer` is
-in place, from a safetensors file, through rllm's extension; `reload` has vLLM read the folder again, as for servers without the
-extension; `lora` loads an adapter, whose gigabytes are those of the model that it changes. Of each: the file is written, the
-server takes it while its generation is paused, and then proves that it has it. The baselines, on the same bytes in the same run: all
-tensors copied in memory, and written by safetensors into the same folder. It prints CPU seconds of this process and the server's
-together, medians of the rounds: they wait for each other, so on a machine that does nothing else that is the time it takes.
+A random Qwen3 (by default of 0.4 GB in float32) is served by a real vLLM on the CPU, and changed before every
+publish. `transfer` is in place, from a safetensors file, through rllm's extension; `reload` has vLLM read the folder
+again, as for servers without the extension; `lora` loads an adapter, whose gigabytes are those of the model that it
+changes. With each method the file is written, the server loads it while its generation is paused, and then proves
+that it has the weights. Baselines, on the same bytes in the same run, are a copy of all tensors in memory, and a file
+that safetensors writes into the same folder. The output has the CPU seconds of this process and the server together,
+as medians of the rounds. The two wait for each other, so on an idle machine this is also the elapsed time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ENVIRONMENT = {
 
 
 class Timed:
-    """A way to transfer weights, and the seconds of its last transfer."""
+    """Method of transferring weights that records the seconds of its last transfer."""
 
     def __init__(self, real: Handover, pid: int) -> None:
         self.real, self.name, self.shows_bits = real, real.name, real.shows_bits
@@ -57,7 +58,7 @@ class Timed:
 
 
 def seconds(work: Callable[[], object], pid: int | None = None) -> float:
-    """Return CPU seconds of this process, and of another with its children."""
+    """Return the CPU seconds of some work in this process, and in another one with its children."""
     started = time.process_time() + cpu_of(pid)
     work()
     return time.process_time() + cpu_of(pid) - started
@@ -118,7 +119,7 @@ def serving(command: str, folder: Path, *, lora_rank: int) -> Iterator[VLLMServe
 def published(
     server: VLLMServer, way: Handover, model: Any, tokenizer: Any, scratch: Path, num_rounds: int
 ) -> dict[str, float]:
-    """Median CPU seconds of a publish, and of its parts."""
+    """Return the median CPU seconds of a publish, and of its parts."""
     adapter = Adapter(model, LoraSettings(rank=LORA_RANK, alpha=32.0)) if isinstance(way, LoraLoad) else None
     assert server.pid is not None
     timed = Timed(way, server.pid)
@@ -145,7 +146,7 @@ def published(
 
 
 def baselines(model: Any, scratch: Path, num_rounds: int) -> dict[str, float]:
-    """Median CPU seconds of a copy in memory, and of a file, of all weights."""
+    """Return the median CPU seconds of copying all weights in memory, and of writing them to a file."""
     state = {name: weight.detach() for name, weight in model.named_parameters()}
     copies = {name: torch.empty_like(weight) for name, weight in state.items()}
 
@@ -186,7 +187,7 @@ def show(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What it takes to give a running vLLM new weights.")
     parser.add_argument("--vllm", default=".vllm/bin/vllm", help="the program; `make test-vllm` installs one")
-    parser.add_argument("--layers", type=int, default=10, help="of the model; each has 8.8 million parameters")
+    parser.add_argument("--layers", type=int, default=10, help="layers of the model; each has 8.8 million parameters")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

@@ -2,10 +2,10 @@
 
     python benchmarks/rollouts.py [--json]
 
-Each row is a separate process: rollouts per second, CPU microseconds per rollout, and the memory that one rollout under
-way adds when all of them are held in the middle of their second step. `blocking` is an environment with ordinary methods,
-which run in threads; `async` one with coroutines; `workflow` does the three calls itself. The baseline, `bare`, is a coroutine
-that makes the same calls to the same engine, and nothing else.
+Each row is a separate process: rollouts per second, CPU microseconds per rollout, and the memory of each running
+rollout when all of them are held in the middle of their second step. `blocking` is an environment with ordinary
+methods, which run in threads; `async` one with coroutines; `workflow` does the three calls itself. The baseline,
+`bare`, is a coroutine that makes the same calls to the same engine, and nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOGPROBS = [-0.5] * len(ANSWER)
 
 
 class Hold:
-    """Second steps wait here until all of them have arrived, and `release` is set."""
+    """Barrier at which second steps wait until all of them have arrived and `release` is set."""
 
     def __init__(self, size: int) -> None:
         self.missing = size
@@ -54,7 +54,7 @@ hold: Hold | None = None
 
 
 class NoTime:
-    """Answers at once, with tokens that are created once."""
+    """Engine that answers at once, always with the same tokens."""
 
     async def get_model_response(self, messages: Any, *, tools: Any = None, **params: Any) -> ModelOutput:
         return ModelOutput(text="on", content="on", prompt_ids=PROMPT, completion_ids=ANSWER, logprobs=LOGPROBS)
@@ -167,7 +167,7 @@ async def run(kind: str, concurrent: int, num_rollouts: int) -> None:
 
 
 async def memory_of(kind: str, concurrent: int) -> float | None:
-    """Kilobytes that each rollout under way adds; `None` for threads, which cannot be held."""
+    """Return the kilobytes that each running rollout adds; `None` for threads, which cannot be held."""
     global hold
     if kind == "blocking":
         return None
@@ -187,7 +187,7 @@ async def memory_of(kind: str, concurrent: int) -> float | None:
 def measure(kind: str, concurrent: int) -> dict[str, Any]:
     memory = asyncio.run(memory_of(kind, concurrent)) if concurrent >= 1000 else None
     num_rollouts = max(concurrent, LEAST_ROLLOUTS)
-    asyncio.run(run(kind, concurrent, min(concurrent, 100)))  # one-time work is done
+    asyncio.run(run(kind, concurrent, min(concurrent, 100)))  # does one-time work
     wall, cpu = time.perf_counter(), time.process_time()
     asyncio.run(run(kind, concurrent, num_rollouts))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

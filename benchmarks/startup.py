@@ -2,7 +2,8 @@
 
     python benchmarks/startup.py [--runs 7] [--json]
 
-Every program runs in a fresh interpreter, in turn, so that a noisy machine affects all equally; the fastest run counts.
+Every program runs in a fresh interpreter, in turn, so that a noisy machine affects all equally; the fastest run
+counts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def seconds_of(arguments: list[str]) -> float:
 
 def measure(runs: int) -> dict[str, float]:
     rounds = [{name: seconds_of(arguments) for name, arguments in PROGRAMS.items()} for _ in range(runs + 1)]
-    best = {name: min(times[name] for times in rounds[1:]) for name in PROGRAMS}  # the first round compiles
+    best = {name: min(times[name] for times in rounds[1:]) for name in PROGRAMS}  # the first round compiles bytecode
     return {
         **{f"{name}_s": seconds for name, seconds in best.items()},
         "sdk_beyond_python_s": best["sdk"] - best["python"],

@@ -1,16 +1,17 @@
-"""The share of a training step that is neither generation nor update, at 1,024 rollouts a step, and its parts.
+"""Overhead of a training step of 1,024 rollouts: the share that is neither generation nor update, and its parts.
 
     python benchmarks/step_share.py [--rollouts 1024] [--tokens 64] [--steps 3] [--model FOLDER] [--device cpu] [--json]
 
-A policy of 3.7 million parameters is sampled from by the embedded engine and trained by GRPO, 16 rollouts of each task, one answer
-of `--tokens` tokens each. Everything happens in one process, whose CPU seconds are counted. Generation is the time of the engine's own
-thread, update that of the optimiser's step. The rest is everything else: agents, their clients and the gateway;
-prompts to tokens and answers to text; assembling the batch; publishing, explaining and writing. `in process` are agents in
-environments, `over HTTP` is the function of docs/scaling.md, which makes a client for each rollout; the time inside that
-function, in the package `openai`, is a separate row.
+A policy of 3.7 million parameters is sampled from by the embedded engine and trained by GRPO, 16 rollouts of each
+task, one answer of `--tokens` tokens each. Everything happens in one process, whose CPU seconds are counted.
+Generation is the time of the engine's own thread, update the time of the optimiser's step. The rest is everything
+else: agents, their clients and the gateway; prompts to tokens and answers to text; assembling the batch; publishing,
+explaining and writing. The rows `in process` have agents in environments, the rows `over HTTP` the function of
+docs/scaling.md, which creates a client for each rollout; the time inside that function, in the package `openai`, is a
+separate row.
 
-So small a policy makes generation and update artificially cheap. With `--model` a pretrained one is trained in its place;
-`--tokens 16 --steps 1` is advisable then, which takes some ten minutes of CPU for one of 135 million parameters.
+So small a policy makes generation and update artificially cheap. With `--model` a pretrained one is trained instead;
+use it with `--tokens 16 --steps 1`, which takes about ten minutes of CPU for a model of 135 million parameters.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from rllm.trainer.agent_trainer import AgentTrainer
 KINDS = ("in process", "over HTTP")
 GROUP_SIZE = 16
 SKIPPED = 1
-"""First steps, which pay for set-up, are left out."""
+"""First steps to leave out, because they pay for set-up."""
 TARGET = 0.05
 
 
 class Marks:
-    """CPU seconds of the process at each turn of a step; a tracker that the backend notifies when an update ends."""
+    """Tracker of the process's CPU seconds at each phase of a step; the backend notifies it when an update ends."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
@@ -56,7 +57,7 @@ class Marks:
         self._now[f"{name}: engine"] = engine_time()
 
     def add_client(self, seconds: float) -> None:
-        """Add the time of an agent's thread, inside its function."""
+        """Add the CPU time of an agent's thread inside its function."""
         with self._lock:
             self._in_clients += seconds
 
@@ -78,7 +79,7 @@ class Marks:
 
 
 def engine_time() -> float:
-    """CPU seconds of the engine's thread."""
+    """Return the CPU seconds of the engine's thread."""
     [ident] = [thread.ident for thread in threading.enumerate() if thread.name == "rllm-decode"]
     assert ident is not None
     return time.clock_gettime(time.pthread_getcpuclockid(ident))
@@ -88,7 +89,7 @@ MARKS = Marks()
 
 
 class Marked(LocalBackend):
-    """The local backend, with a mark at the end of each update."""
+    """Local backend that marks the end of each update."""
 
     def publish(self) -> int:
         MARKS.mark("updated")
@@ -106,7 +107,7 @@ class Speaker(ChatAgent):
         return response
 
 
-def door_of(kind: str) -> dict[str, Any]:
+def rollout_source(kind: str) -> dict[str, Any]:
     if kind == "in process":
         return {"agent_class": Speaker, "env_class": SingleTurnEnvironment, "env_args": {"reward_fn": reward}}
     from openai import OpenAI
@@ -142,7 +143,7 @@ def train(folder: Path, model: str, kind: str, options: argparse.Namespace) -> d
             },
         },
         trackers=[MARKS],
-        **door_of(kind),
+        **rollout_source(kind),
     ).train()
     return shares(MARKS.steps)
 
@@ -171,7 +172,7 @@ def shares(steps: list[dict[str, float]]) -> dict[str, float]:
 
 
 def measured(model: str, kind: str, options: argparse.Namespace) -> dict[str, float]:
-    """Measure the same in a separate process."""
+    """Run `train` in a separate process."""
     words = [
         f"--rollouts={options.rollouts}",
         f"--tokens={options.tokens}",
@@ -203,9 +204,9 @@ def show(kind: str, row: dict[str, float], num_rollouts: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What of a training step is neither generation nor update.")
-    parser.add_argument("--rollouts", type=int, default=1024, help="of a step")
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
-    parser.add_argument("--steps", type=int, default=3, help="that count")
+    parser.add_argument("--rollouts", type=int, default=1024, help="rollouts of a step")
+    parser.add_argument("--tokens", type=int, default=64, help="maximum tokens of an answer")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps")
     parser.add_argument("--model", type=Path, help="folder of a pretrained model; default: a tiny one, made here")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--json", action="store_true", help="print one JSON object")

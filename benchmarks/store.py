@@ -3,13 +3,13 @@
 A trace is one call of 1,000 prompt ids and 200 response ids with log-probabilities, and its messages (about 5 kB of
 text). Every write waits until it is on disk, with 64 callers at once, as in the gateway. Three kinds of sessions:
 
-    apart         20 calls with nothing in common; ids as from a tokenizer, which gives frequent words small ones
-    uniform       the same with ids drawn evenly from the vocabulary: the worst case, which no text causes
-    conversation  20 turns, each of whose prompts extends the one before, from 1,000 ids to 5,750
+    apart         20 calls with nothing in common; ids as from a tokenizer, in which frequent words have small ids
+    uniform       the same with ids drawn evenly from the vocabulary: the worst case, which real text does not cause
+    conversation  20 turns, in which each prompt extends the one before, from 1,000 ids to 5,750
 
-The baseline is the simplest store, writing `apart`: JSON arrays in one row, one commit for each trace, the same
-durability. `--growth 1000000` writes a million traces and prints the cost of writes as the store grows, and of reading
-a session at the end. `--store postgresql://...` measures another store.
+The baseline is the simplest store with the same durability, writing `apart`: JSON arrays in one row, and one commit
+for each trace. `--growth 1000000` writes a million traces and prints the cost of writes as the store grows, and of
+reading a session at the end. `--store postgresql://...` measures another store.
 
 Budget: at least 3,000 durable traces/s, and at most 7 kB each.
 """
@@ -47,7 +47,7 @@ WINDOW = 5_000
 
 
 class Language:
-    """Words with their frequencies, and the one or two ids of each."""
+    """Vocabulary of words with their frequencies, each of one or two ids."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -56,7 +56,7 @@ class Language:
         self._ids = [self._ids_of(rank) for rank in range(1, NUM_WORDS + 1)]
 
     def draw(self, num_ids: int) -> tuple[str, list[int]]:
-        """Return text of so many ids."""
+        """Return a text with this number of ids, and the ids."""
         drawn = self._rng.choices(range(NUM_WORDS), self._frequencies, k=num_ids)
         ids = [token for word in drawn for token in self._ids[word]][:num_ids]
         return " ".join(self._words[word] for word in drawn[: round(num_ids / 1.4)]), ids
@@ -188,7 +188,7 @@ def num_bytes(store: TraceStore) -> float:
 
 
 def grow(url: str, num_traces: int, bodies: list[dict], rng: random.Random) -> list[dict[str, float]]:
-    """Measure writes while the store grows to so many traces, and reads at each mark."""
+    """Measure writes while the store grows to this many traces, and reads at each mark."""
     marks = [size for size in (1_000, 10_000, 100_000, 300_000, 1_000_000, 3_000_000) if size <= num_traces]
     source, found, written, last = traces_of(bodies, rng), [], 0, {}
     with open_store(url) as store:
@@ -243,9 +243,9 @@ def timed(action: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--traces", type=int, default=10_000, help="how many to write of each kind (default 10000)")
+    parser.add_argument("--traces", type=int, default=10_000, help="traces to write of each kind (default 10000)")
     parser.add_argument(
-        "--growth", type=int, default=0, help="write so many instead, and print the cost as the store grows"
+        "--growth", type=int, default=0, help="write this many instead, and print the cost as the store grows"
     )
     parser.add_argument("--store", help="URL of the store to measure (default: a SQLite file in a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,17 +1,18 @@
-"""A GRPO training step of a small model, ours against TRL's: CPU-seconds, tokens per second, wall-clock, peak memory.
+"""A GRPO training step of a small model, with rllm and with TRL: CPU-seconds, tokens per second, wall-clock, peak memory.
 
     python benchmarks/training.py [WORKLOAD ...] [--model FOLDER] [--device cpu] [--rounds 2] [--steps 3] [--autocast]
         [--peer-python PATH] [--json]
 
-One step is sampling, scoring and update; `against_trl/workloads.py` has the workloads. Both sides train the same Qwen3 of
-3.7 M parameters (random, but for `task`) from the same folder, in float32, with the same number of threads and the same
-settings of GRPO and AdamW. They take turns, because other programs may share the machine; what counts is the median step.
-Gateway and store are measured elsewhere. With `--model` both train a pretrained model whose turns end with `<|im_end|>`, as
-SmolLM2's do; `update_share` is that of our update in the rate at which the machine multiplies matrices of its shapes.
+One step is sampling, scoring and update; `against_trl/workloads.py` has the workloads. Both sides train the same
+Qwen3 of 3.7 M parameters (random, except for `task`) from the same folder, in float32, with the same number of
+threads and the same settings of GRPO and AdamW. They take turns, because other programs may share the machine; the
+result is the median step. Gateway and store are measured elsewhere. With `--model` both train a pretrained model
+whose turns end with `<|im_end|>`, as SmolLM2's do; `update_share` is our update's speed as a share of the rate at
+which the machine multiplies matrices of the model's shapes.
 
-`turns` are conversations of five turns. Ours are sampled turn by turn, and each is trained as one sequence. TRL trains a
-prompt and its answer, so it gets the five prompts of each conversation apart, and samples and trains as many answers of the
-same lengths after prompts of the same lengths, in one update.
+`turns` are conversations of five turns. Ours are sampled turn by turn, and each is trained as one sequence. TRL
+trains a prompt and its answer, so it gets the five prompts of each conversation separately, and samples and trains as
+many answers of the same lengths after prompts of the same lengths, in one update.
 
 TRL needs its own environment, because it pins other versions:
 
@@ -32,11 +33,11 @@ from against_trl.model import build_model
 from against_trl.workloads import RANDOM_POLICY, WORKLOADS
 
 SKIPPED = 1
-"""First steps of a process, which pay for set-up, are left out."""
+"""First steps of a process to leave out, because they pay for set-up."""
 
 
 def measure(workload: str, model: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """The median step of each side."""
+    """Return the median step of each side."""
     sides: list[Side] = ["rllm", "TRL"] if options.with_peer else ["rllm"]
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for _ in range(options.rounds):
@@ -85,9 +86,9 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, help="folder of a pretrained model; default: a tiny one, made here")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--peer-rows", type=int, help="answers in a micro-batch of TRL; default: all of a turn")
+    parser.add_argument("--peer-rows", type=int, help="answers in a micro-batch of TRL; default: all answers of a turn")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each side")
-    parser.add_argument("--steps", type=int, default=3, help="steps that count, of each process")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps of each process")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--autocast", action="store_true", help="let both sides' updates multiply in bfloat16")
     parser.add_argument("--peer-python", default="trl-venv/bin/python", help="Python of an environment with TRL")

@@ -1,18 +1,18 @@
-"""From the same checkpoint to the same held-out accuracy, ours against TRL's: CPU-seconds, wall-clock, steps.
+"""From the same checkpoint to the same held-out accuracy, with rllm and with TRL: CPU-seconds, wall-clock, steps.
 
     python benchmarks/training_to_accuracy.py [--model FOLDER] [--results FOLDER] [--target 0.9] [--seeds 3]
         [--peer-python PATH] [--json]
 
-The task is to reverse seven digits; the policy has begun to learn it and is right about a third of the time. Each step
-trains 16 prompts x 8 on whether the answer is right. Every five steps the same program asks 256 other questions of either
-side's policy, which is not counted. Each side tries all learning rates with the first seed, gives up on one that costs
-more than the best so far, and repeats the best with the other seeds.
+The task is to reverse seven digits; the policy has begun to learn it and is right about a third of the time. Each
+step trains 16 prompts x 8 on whether the answer is right. Every five steps the same program tests either side's
+policy on 256 other questions, which is not counted. Each side tries all learning rates with the first seed, gives up
+on one that costs more than the best so far, and repeats the best with the other seeds.
 
-With `--model` both train a pretrained model, SmolLM2's or another whose turns end with `<|im_end|>`, to add two or three
-numbers: 8 prompts x 8, answers of up to 48 tokens, 100 other questions, from 4 % to `--target 0.2`.
+With `--model` both train a pretrained model, SmolLM2's or another whose turns end with `<|im_end|>`, to add two or
+three numbers: 8 prompts x 8, answers of up to 48 tokens, 100 other questions, from 4 % to `--target 0.2`.
 
-Results are kept in a file as they come, and existing ones are not run again. About twenty minutes of CPU, most of them TRL's;
-hours with a pretrained model.
+Each result is appended to a file, and existing ones are not run again. This takes about twenty minutes of CPU, most
+of it TRL's; hours with a pretrained model.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Result = dict[str, Any]
 
 
 class Results:
-    """Costs of jobs, in a file of one JSON object a line; several processes may append to it."""
+    """Costs of jobs, in a file with one JSON object per line; several processes may append to it."""
 
     def __init__(self, folder: Path, peer_python: str) -> None:
         self._file = folder / "results.jsonl"
         self._peer_python = peer_python
 
     def of(self, job: Job) -> Result:
-        """Return the costs from the file, or by running it."""
+        """Return the costs of a job from the file; otherwise run it."""
         result = self._known(job)
         if result is None:
             result = run_job(job, self._peer_python, on_news=lambda news: report(f"  {news}"))
@@ -58,7 +58,7 @@ class Results:
 
 
 def _identity(job: Job) -> dict[str, Any]:
-    """Return the parameters that the result depends on; a limit that was not reached is not one of them."""
+    """Return the parameters that the result depends on; a limit that was not reached has no effect."""
     return {name: value for name, value in asdict(job).items() if name not in ("model", "most_cpu_s")}
 
 
@@ -89,7 +89,7 @@ def best_rate(results: Results, job: Job) -> tuple[float, Result]:
 
 
 def measure(results: Results, job: Job, num_seeds: int) -> dict[str, float]:
-    """Return the median over seeds of the cost of the target."""
+    """Return the median cost over seeds of reaching the target."""
     lr, first = best_rate(results, job)
     runs = [first, *(results.of(replace(job, lr=lr, seed=seed)) for seed in range(1, num_seeds))]
     return {
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="From a checkpoint to an accuracy, ours against TRL's.")
     parser.add_argument("--model", type=Path, help="folder of a pretrained model; default: a tiny one, made here")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--peer-rows", type=int, help="answers in a micro-batch of TRL; default: all of a turn")
+    parser.add_argument("--peer-rows", type=int, help="answers in a micro-batch of TRL; default: all answers of a turn")
     parser.add_argument("--target", type=float, help="default: 0.9, or 0.2 for a pretrained model")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)

@@ -2,10 +2,10 @@
 
     python benchmarks/viewer.py [--rollouts 10000] [--tokens 32000] [--json]
 
-The runs are made by the writers that training uses, and each is shown by its own server. A page is asked for once by a
-server with empty caches (the first page of the store pays for reading it), and then ten times more, of which the fastest
-counts. The baseline is the same page of a run of 100 rollouts, or of a trajectory of 1,000 tokens: the ratio of a page whose
-cost does not grow stays near 1. CPU seconds are those of the server.
+The runs are made by the writers that training uses, and each is shown by its own server. A page is requested once
+from a server with empty caches (the first page of the store pays for reading it), and then ten more times, of which
+the fastest counts. The baseline is the same page of a run of 100 rollouts, or of a trajectory of 1,000 tokens: the
+ratio of a page whose cost does not grow stays near 1. CPU seconds are those of the server.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from rllm.types import Episode, Step, StepCredit, Trace, Trajectory
 PER_STEP, GROUP = 100, 4
 FEW_ROLLOUTS, FEW_TOKENS = 100, 1000
 TOKENS = 60
-"""Sizes of each of many rollouts."""
+"""Tokens of each rollout in the run of many rollouts."""
 OF_TOKENS = ["episode", "tokens", "tokens by ratio", "tokens as table", "values of tokens", "group", "batch"]
 """Pages that show a whole trajectory."""
 TARGET_S = 2.0
-"""Within which a page of 10,000 rollouts is to open."""
+"""Seconds within which a page of 10,000 rollouts must open."""
 REPEATS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of one page."""
+    """Cost of one page."""
 
     first_s: float
     again_s: float
@@ -168,7 +168,7 @@ def make_run(folder: Path, *, num_rollouts: int, num_tokens: int = 60) -> Path:
 
 
 def pages_of(num_rollouts: int) -> dict[str, str]:
-    """Return the address of each page by name: of the newest step, whose batch was kept."""
+    """Return the address of each page by name; pages of a step show the newest one, whose batch was kept."""
     step = -(-num_rollouts // PER_STEP)
     session = f"s{step - 1:05d}-000"
     return {
@@ -231,7 +231,7 @@ def measure(folder: Path, pages: dict[str, str]) -> dict[str, Cost]:
 
 
 def compare(folder: Path, sizes: dict[str, tuple[int, int]], pages: list[str]) -> dict[str, dict[str, Cost]]:
-    """Return the cost of each page by name, of runs of so many rollouts, with so many tokens each."""
+    """Return the cost of each page by name, for runs with these numbers of rollouts and tokens."""
     costs = {}
     for name, (num_rollouts, num_tokens) in sizes.items():
         run = make_run(folder / name / "large", num_rollouts=num_rollouts, num_tokens=num_tokens)

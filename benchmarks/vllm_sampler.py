@@ -1,4 +1,4 @@
-"""vLLM's side of `sampler.py`: reads a workload, a line of JSON, samples it, and writes its costs; in one process.
+"""vLLM's side of `sampler.py`: one process that reads each workload as a line of JSON, samples it, and writes its costs.
 
 It runs in vLLM's own environment, which has no rllm.
 """

@@ -1,4 +1,4 @@
-"""Runs the job given as JSON, and prints its progress and finally its costs, a line of JSON each."""
+"""Runs a job that is given as JSON, and prints its progress and then its costs, each as a line of JSON."""
 
 from __future__ import annotations
 

@@ -19,19 +19,19 @@ FOLDER = Path(__file__).parent.parent
 class Job:
     side: Side
     model: str
-    """The folder of the policy that training starts from."""
+    """Folder of the policy that training starts from."""
     device: str = "cpu"
     workload: str
     num_steps: int
     target: float | None = None
-    """Stop at this held-out accuracy; rewards are then for right answers."""
+    """Held-out accuracy at which to stop; rewards are then for right answers."""
     most_cpu_s: float | None = None
-    """Stop when that many CPU-seconds are spent."""
+    """CPU-seconds after which to stop."""
     lr: float = 1e-5
     seed: int = 0
     threads: int = 1
     peer_rows: int | None = None
-    """Answers in one micro-batch of TRL; `None` for those of a whole turn."""
+    """Answers in one micro-batch of TRL; `None` for all answers of a turn."""
     autocast: bool = False
     """True if matrix products of the update are computed in bfloat16."""
 
@@ -57,7 +57,7 @@ def run_job(job: Job, peer_python: str, on_news: Callable[[str], None] = lambda 
 
 
 def has_peer(peer_python: str) -> bool:
-    """Return True if TRL's Python is there; otherwise print how to install it."""
+    """Return True if TRL's Python exists; otherwise print how to install it."""
     if Path(peer_python).exists():
         return True
     print(

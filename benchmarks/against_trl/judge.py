@@ -1,4 +1,4 @@
-"""Accuracy of a policy on questions that it is not trained on: the same program for both sides."""
+"""Accuracy of a policy on held-out questions: the same program for both sides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD_OUT_SEED = -2
 
 @torch.no_grad()
 def sampled_accuracy(model: Any, tokenizer: Any, workload_name: str) -> float:
-    """Return the share of right answers, one sampled for each question at temperature 1; restore random numbers."""
+    """Return the share of right answers, one sampled for each question at temperature 1; restore the random state."""
     workload, number = WORKLOADS[workload_name], NUM_QUESTIONS[workload_name]
     asked = [question for (question,) in islice(questions(workload, HELD_OUT_SEED), number)]
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)

@@ -15,7 +15,7 @@ from .workloads import WORKLOADS, questions
 RECIPE = TinyPolicyRecipe(hidden_size=256, num_layers=4, num_heads=8, num_key_value_heads=4, intermediate_size=768)
 VOCABULARY = 2048
 WARM_UP_STEPS = 51
-"""Training for these steps makes the policy reverse about a third of the strings."""
+"""Training steps after which the policy reverses about a third of the strings."""
 
 
 def build_model(folder: Path, recipe: TinyPolicyRecipe = RECIPE, *, warm: bool = False) -> None:
@@ -29,7 +29,7 @@ def build_model(folder: Path, recipe: TinyPolicyRecipe = RECIPE, *, warm: bool =
 
 
 def _texts() -> Iterator[str]:
-    """Return random words, so that the vocabulary has its size; and those of every prompt, so that each is one token."""
+    """Return random words that fill the vocabulary, and the words of every prompt, so that each is one token."""
     rng = random.Random(1)
     for _ in range(1000):
         words = ["".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 6))) for _ in range(20)]

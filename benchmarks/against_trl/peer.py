@@ -1,6 +1,7 @@
 """TRL's side: its own trainer, configured like ours. A conversation's turns are trained separately, as by default.
 
-Turns are micro-batches of one update, each sampled by itself, so that no prompt is padded to the length of later turns.
+Turns are micro-batches of one update, each sampled separately, so that no prompt is padded to the length of later
+turns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def train(job: Job, watch: Watch) -> None:
     num_rows = workload.num_prompts * workload.num_turns * job.num_steps
     rows = [{"prompt": prompt} for prompt in islice(turns_apart(workload, job.seed), num_rows)]
     tokenizer = AutoTokenizer.from_pretrained(job.model)
-    tokenizer.eos_token = END_OF_TURN  # TRL ends answers there, and SmolLM2's converted tokenizer has another
+    tokenizer.eos_token = END_OF_TURN  # where TRL ends answers; SmolLM2's converted tokenizer has another
     with tempfile.TemporaryDirectory() as scratch:
         GRPOTrainer(
             model=job.model,
@@ -73,7 +74,7 @@ def _config(job: Job, workload: Workload, scratch: str) -> GRPOConfig:
 
 
 class _Progress(TrainerCallback):  # type: ignore[misc]
-    """Reports to the watch, and stops when the watch ends the run."""
+    """Callback that reports to the watch, and stops when the watch ends the run."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

@@ -18,7 +18,7 @@ STEPS_BETWEEN_TESTS = 5
 
 
 class Watch:
-    """Counts CPU and wall seconds from `start`, and from each step's end to the next; testing the policy is not counted."""
+    """Counter of CPU and wall seconds of each step; testing the policy is not counted."""
 
     def __init__(self, job: Job, on_news: Callable[[str], None]) -> None:
         self._job = job
@@ -31,14 +31,14 @@ class Watch:
         """CPU-seconds and floating-point operations of each update, if the trainer reports them."""
 
     def start(self, model: Any, tokenizer: Any) -> None:
-        """Training begins with the next statement."""
+        """Test the policy, and start counting; training must begin with the next statement."""
         self._model = model
         self._test(model, tokenizer)
         self._resume()
 
     @contextmanager
     def updating(self, num_forward: int, num_trained: int) -> Iterator[None]:
-        """Measure an update of so many tokens in the forward pass, of which so many have a log-probability."""
+        """Measure an update with these numbers of tokens in the forward pass, and of tokens with a log-probability."""
         cpu = time.process_time()
         yield
         flops = Flops.of(self._model)

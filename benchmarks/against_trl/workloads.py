@@ -15,7 +15,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The shape of one training step."""
+    """Shape of one training step."""
 
     title: str
     num_prompts: int
@@ -23,10 +23,10 @@ class Workload:
     num_digits: int
     """Digits in a user's turn; the chat template adds about 12 tokens."""
     answer_tokens: int
-    """Tokens of every answer, or with `warm` at most."""
+    """Tokens of every answer; with `warm` the maximum."""
     num_turns: int = 1
     warm: bool = False
-    """True if the policy knows something of the task: it ends its answers itself, and is rewarded for right ones."""
+    """True if the policy is partly trained: it ends its answers itself, and is rewarded for right ones."""
     sums: bool = False
     """True if the task is to add two or three numbers, instead of reversing digits."""
 
@@ -106,7 +106,7 @@ def _sum(rng: random.Random) -> str:
 
 
 def turns_apart(workload: Workload, seed: int) -> Iterator[list[Message]]:
-    """Endless prompts: the turns of every `num_prompts` conversations, first turns first.
+    """Yield prompts without end: of every `num_prompts` conversations, all first turns, then all second ones, and so on.
 
     The answers of earlier turns are made up; they are as long as sampled ones.
     """
@@ -122,7 +122,7 @@ def turns_apart(workload: Workload, seed: int) -> Iterator[list[Message]]:
 
 
 def correctness(question: str, answer: str) -> float:
-    """Return 1 for the digits of the question, reversed, or if the last number of the answer is the sum."""
+    """Return 1 if the answer is the question's digits, reversed, or if its last number is the sum."""
     if question.startswith("reverse "):
         return float(answer.strip() == question.removeprefix("reverse ")[::-1])
     terms = question.partition(": ")[2].removesuffix(" =").replace("+ ", "").replace("- ", "-").split()
@@ -131,6 +131,6 @@ def correctness(question: str, answer: str) -> float:
 
 
 def vowels(question: str, answer: str) -> float:
-    """The share of vowels: something that differs between the answers of a policy that knows nothing."""
+    """Return the share of vowels, a reward that differs between the answers of a random policy."""
     letters = [letter for letter in answer if letter.isalpha()]
     return sum(letter in "aeiou" for letter in letters) / max(len(letters), 1)

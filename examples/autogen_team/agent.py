@@ -1,4 +1,4 @@
-"""A team of two AutoGen agents: one proposes, the other sends it back to think again, or agrees."""
+"""A team of two AutoGen agents: one proposes, and the other agrees or asks for another try."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ client = BaseOpenAIChatCompletionClient(
 
 
 def team() -> RoundRobinGroupChat:
-    """Two proposals at most, each of which is checked."""
+    """Return a team that makes at most two proposals and checks each."""
     proposer = AssistantAgent("proposer", client, system_message=PROPOSE)
     checker = AssistantAgent("checker", client, system_message=CHECK)
     agreed = TextMentionTermination(AGREED, sources=["checker"])

@@ -28,7 +28,7 @@ SETTINGS = {
 NUM_HELD_OUT = 70
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 WORKS_IT_OUT = 0.15
-"""Share of turns in which the model's first teacher compares the target with the numbers; otherwise it guesses."""
+"""Share of turns of the habit phase that compare the target with the numbers; the others guess."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Countdown:
 
 
 def countdowns() -> list[Countdown]:
-    """All with numbers up to 15; each is solved by one operator only."""
+    """Return all tasks with numbers up to 15; each is solved by one operator only."""
     numbers = [(larger, smaller) for larger in range(3, 16) for smaller in range(2, larger)]
     return [Countdown(*pair, sign) for pair in numbers for sign in OPERATORS]
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """Return all tasks but the held-out ones, and those."""
+    """Return the tasks to train on, and the held-out ones."""
     every = [countdown.task for countdown in countdowns()]
     random.Random(seed).shuffle(every)
     return every[NUM_HELD_OUT:], every[:NUM_HELD_OUT]
@@ -72,7 +72,7 @@ def policy() -> Path:
     return tiny_policy(
         partial(_conversations, works_it_out=1.0),
         partial(_conversations, works_it_out=WORKS_IT_OUT),
-        # So many that the habit has settled: where fewer end on their way to it, processors that round otherwise differ widely.
+        # Enough steps for the habit to settle: with fewer, processors that round differently end far apart.
         recipe=TinyPolicyRecipe(skill_steps=200, habit_steps=60, batch_size=48),
     )
 

@@ -24,6 +24,6 @@ def proposer_reward(proposals: Sequence[str], task: Task) -> float:
 
 
 def checker_reward(proposals: Sequence[str], verdicts: Sequence[str], task: Task) -> float:
-    """The share of verdicts that are right; each is about the proposal before it."""
+    """Return the share of verdicts that are right; each is about the proposal before it."""
     judged = zip(proposals, verdicts, strict=True)
     return fmean((AGREED in verdict) == is_right(proposal, task) for proposal, verdict in judged)

@@ -45,17 +45,17 @@ class RewardByRole:
             self.evaluations.append(rewards_by_role(episodes))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The configured trackers show these."""
+        """Do nothing: the configured trackers show the metrics."""
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Nothing to show."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def rewards_by_role(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean rewards of the episodes that did not fail."""
+    """Return the mean reward of each role over the episodes that did not fail."""
     rewards: dict[str, list[float]] = {"proposer": [], "checker": []}
     for trajectory in (trajectory for episode in episodes if not episode.failed for trajectory in episode.trajectories):
         rewards[trajectory.name].append(trajectory.final_reward() or 0.0)

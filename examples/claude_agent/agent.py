@@ -17,7 +17,7 @@ ITEM = {"item": str}
 
 
 def shop(prices: dict[str, int], stock: dict[str, int]) -> Any:
-    """The tools of one shop."""
+    """Return the tools of one shop."""
 
     def look_up(shelf: dict[str, int], asked: dict[str, Any]) -> dict[str, Any]:
         found = shelf.get(asked["item"], "There is no such item.")

@@ -42,12 +42,12 @@ TOOLS = [
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """Questions of customers to train on, and held-out ones."""
+    """Return questions of customers to train on, and held-out ones."""
     return shop_tasks(400, seed=seed), shop_tasks(NUM_HELD_OUT, seed=seed + 10_000)
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(_conversations, CAREFUL),
         partial(_conversations, SLOPPY),
@@ -57,7 +57,7 @@ def policy() -> Path:
 
 
 def _conversations(clerk: Clerk, seed: int) -> Iterator[list[Message]]:
-    """A clerk's conversations as Claude Code has them."""
+    """Yield a clerk's conversations in the form of Claude Code."""
     system: Message = {
         "role": "system",
         "content": [{"type": "text", "text": IDENTITY}, {"type": "text", "text": SYSTEM}],

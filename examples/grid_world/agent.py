@@ -9,7 +9,7 @@ from rllm.environments.grid_world import LEGEND
 from rllm.types import Message
 
 SYSTEM = "Walk from P to G, around every O. Say Up, Down, Left or Right."
-"""It explains the letters once, so the environment does not have to in every turn."""
+"""Explains the letters once, so the environment need not do so in every turn."""
 
 
 class Walker(BaseAgent):

@@ -28,18 +28,18 @@ SETTINGS = {
 }
 NUM_TRAIN, NUM_HELD_OUT = 1000, 200
 LOOKS = 0.1
-"""Share of turns in which the model's first teacher walks to the goal; otherwise it goes anywhere."""
+"""Share of turns of the habit phase that walk to the goal; the others go anywhere."""
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """Lakes to learn on, and held-out ones."""
+    """Return lakes to train on, and held-out ones."""
     rng = random.Random(seed)
     lakes = [_lake(rng) for _ in range(NUM_TRAIN + NUM_HELD_OUT)]
     return lakes[NUM_HELD_OUT:], lakes[:NUM_HELD_OUT]
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(_walks, looks=1.0),
         partial(_walks, looks=LOOKS),
@@ -52,7 +52,7 @@ def _lake(rng: random.Random) -> Task:
 
 
 def _walks(seed: int, *, looks: float) -> Iterator[list[Message]]:
-    """Endless walks as the agent would record them."""
+    """Yield walks without end, as the agent would record them."""
     rng = random.Random(seed)
     while True:
         env, walker = GridWorldEnv.from_dict(_lake(rng)), Walker()
@@ -69,7 +69,7 @@ def _walks(seed: int, *, looks: float) -> Iterator[list[Message]]:
 
 
 def _best(env: GridWorldEnv) -> str:
-    """The first move of a shortest way to the goal."""
+    """Return the first move of a shortest way to the goal."""
 
     def distance(move: str) -> float:
         cell = env.grid.move(env.position, MOVES[move])

@@ -13,7 +13,7 @@ from rllm.trainer.config import load_config
 
 
 def main(settings: list[str]) -> None:
-    """Train, and print the share of held-out lakes that are crossed from the first evaluation to the last."""
+    """Train, and print the share of held-out lakes that are crossed, at each evaluation."""
     config = load_config(None, settings)
     if not config.model.path:
         config = load_config({**offline.SETTINGS, "model": {"path": str(offline.policy())}}, settings)

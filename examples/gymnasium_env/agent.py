@@ -10,7 +10,7 @@ SYSTEM = "Play Blackjack. Say hit or stick."
 
 
 class CardPlayer(ChatAgent):
-    """`ChatAgent` keeps the conversation and the trajectory; only the meaning of an answer is left to define."""
+    """Player whose answers are the names of actions; `ChatAgent` keeps the conversation and the trajectory."""
 
     def __init__(self) -> None:
         super().__init__(system_prompt=SYSTEM)
@@ -20,7 +20,7 @@ class CardPlayer(ChatAgent):
 
 
 def describe(observation: tuple[int, int, int]) -> str:
-    """Gymnasium's three numbers, in words: the player's sum, the dealer's card, and whether an ace counts as 11."""
+    """Return Gymnasium's numbers in words: the player's sum, the dealer's card, and whether an ace counts as 11."""
     total, dealer, usable_ace = observation
     return f"{'soft ' if usable_ace else ''}{total} against {dealer}"
 

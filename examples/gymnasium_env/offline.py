@@ -22,21 +22,21 @@ SETTINGS = {
 }
 NUM_TRAIN, NUM_HELD_OUT = 2000, 1000
 KEEPS_TO_THE_BOOK = 0.5
-"""Share of turns in which the model's first teacher decides by its hand; otherwise it takes another card."""
+"""Share of turns of the habit phase that decide by the hand; the others take another card."""
 
 Choice = Callable[[str, random.Random], str]
 """The player's answer for each hand, as the agent sees it."""
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """Deals to learn on, and held-out ones. The seed of a task shuffles its cards."""
+    """Return deals to train on, and held-out ones. The seed of a task shuffles its cards."""
     deals = random.Random(seed).sample(range(2**31), NUM_TRAIN + NUM_HELD_OUT)
     rows = [{"seed": deal} for deal in deals]
     return rows[NUM_HELD_OUT:], rows[:NUM_HELD_OUT]
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(_hands, _by_the_book),
         partial(_hands, _wildly),
@@ -45,7 +45,7 @@ def policy() -> Path:
 
 
 def _hands(choose: Choice, seed: int) -> Iterator[list[Message]]:
-    """Endless hands as the agent would record them."""
+    """Yield hands without end, as the agent would record them."""
     rng = random.Random(seed)
     while True:
         env, player = GymnasiumEnv.from_dict({**GAME, "seed": rng.randrange(2**31)}), CardPlayer()
@@ -64,7 +64,7 @@ def _wildly(hand: str, rng: random.Random) -> str:
 
 
 def _by_the_book(hand: str, rng: random.Random) -> str:
-    """Roughly basic strategy: stick on soft 18, on 17, and on 13 where the dealer is likely to go bust."""
+    """Return a move close to basic strategy: stick on soft 18, on 17, and on 13 if the dealer is likely to bust."""
     *soft, total, _, dealer = hand.split()
     stick_at = 18 if soft else 13 if 2 <= int(dealer) <= 6 else 17
     return "stick" if int(total) >= stick_at else "hit"

@@ -14,7 +14,7 @@ from rllm.trainer.config import load_config
 
 
 def main(settings: list[str]) -> None:
-    """Train, and print what a held-out deal earns on average, and how often it is won, from the first evaluation to the last."""
+    """Train, and print the mean reward of held-out deals and the share that is won, at each evaluation."""
     config = load_config(None, settings)
     if not config.model.path:
         config = load_config({**offline.SETTINGS, "model": {"path": str(offline.policy())}}, settings)

@@ -49,7 +49,7 @@ graph = (
 
 
 async def run_agent(question: str, ground_truth: str, **kwargs: Any) -> float:
-    """Answer a question; the reward is 1.0 for the right answer, otherwise the share of its words that are right."""
+    """Answer a question; the reward is 1.0 for the right answer, otherwise the F1 of its words."""
     answer = ""
     try:
         async for update in graph.astream({"messages": [("user", question)]}, {"recursion_limit": 2 * MAX_TURNS}):

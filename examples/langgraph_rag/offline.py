@@ -28,7 +28,7 @@ SETTINGS = {
 }
 NUM_HELD_OUT = 100
 CARE = 0.5
-"""Share of turns in which the model's first teacher searches, and then reads, rather than guessing."""
+"""Share of turns of the habit phase that search and then read; the others guess."""
 
 FIRST = "Amber Birch Cedar Coral Ebony Grey Holly Ivory Maple Olive Pearl Ruby Silver Stone Violet Willow".split()
 SECOND = "Bay Beach Cape Cliff Cove Creek Head Isle Ness Point Reef Rock Shoal Sound Spit Strand".split()
@@ -36,20 +36,20 @@ PARTS = ("steps", "windows")
 
 
 def corpus() -> list[dict[str, int | str]]:
-    """A document for each lighthouse."""
+    """Return a document for each lighthouse."""
     rng = random.Random(0)
     return [lighthouse(f"{first} {second}", rng) for first, second in product(FIRST, SECOND)]
 
 
 def lighthouse(name: str, rng: random.Random) -> dict[str, int | str]:
-    """A document, and beside its text the numbers that it states."""
+    """Return a document: its text, and the numbers in it."""
     steps, windows = rng.sample(range(10, 100), 2)
     text = f"The {name} lighthouse has {steps} steps and {windows} windows."
     return {"title": name, "text": text, "steps": steps, "windows": windows}
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """Questions about every lighthouse of the corpus but the held-out ones, and about those."""
+    """Return the questions to train on, and the held-out ones, about other lighthouses of the corpus."""
     documents = [json.loads(line) for line in CORPUS.read_text().split("\n") if line]
     random.Random(seed).shuffle(documents)
     rows = [
@@ -65,7 +65,7 @@ def question(name: str, part: str) -> str:
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(_conversations, care=1.0),
         partial(_conversations, care=CARE),
@@ -75,7 +75,7 @@ def policy() -> Path:
 
 
 def _conversations(seed: int, *, care: float) -> Iterator[list[Message]]:
-    """Endless conversations about lighthouses, none of them of the corpus."""
+    """Yield conversations without end about lighthouses that are not in the corpus."""
     rng = random.Random(seed)
     while True:
         names = [f"{rng.choice(FIRST)} {rng.choice(SECOND)}" for _ in range(2)]

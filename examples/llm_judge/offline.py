@@ -29,18 +29,18 @@ SETTINGS = {
 }
 NUM_HELD_OUT = 12
 GREETS_WELL = 0.2
-"""Share of guests that the model's first teacher greets well."""
+"""Share of guests that are greeted well in the habit phase."""
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """All guests but the held-out ones, and those."""
+    """Return the guests to train on, and the held-out ones."""
     guests = [{"guest": f"{name}, {time}"} for name, time in product(NAMES, TIMES)]
     random.Random(seed).shuffle(guests)
     return guests[NUM_HELD_OUT:], guests[:NUM_HELD_OUT]
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(_conversations, greets_well=1.0),
         partial(_conversations, greets_well=GREETS_WELL),
@@ -60,7 +60,7 @@ def _conversations(seed: int, *, greets_well: float) -> Iterator[list[Message]]:
 
 
 def judge_server() -> ScriptedServer:
-    """A server in the place of a judge, which scores by rules; start it with `with`."""
+    """Return a server that takes the place of a judge and scores by rules; start it with `with`."""
     return ScriptedServer(ScriptedEngine(_verdict), model="judge")
 
 

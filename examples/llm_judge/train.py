@@ -18,7 +18,7 @@ RUBRIC = Path(__file__).parent / "rubric.yaml"
 
 
 def main(settings: list[str]) -> None:
-    """Train, and print the judge's mean score of held-out guests before and after."""
+    """Train, and print the judge's mean score for held-out guests before and after."""
     rubric = yaml.safe_load(RUBRIC.read_text())
     config = load_config(offline.SETTINGS, settings)
     train, held_out = offline.tasks(config.seed)

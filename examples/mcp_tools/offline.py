@@ -25,13 +25,13 @@ SERVER = shlex.join([sys.executable, str(Path(__file__).with_name("server.py"))]
 TRAIN, HELD_OUT = "parcels.jsonl", "held_out.jsonl"
 NUM_HELD_OUT = 100
 CARE = 0.5
-"""Share of turns in which the model's first teacher makes the call that is needed; otherwise it guesses a number."""
+"""Share of turns of the habit phase that make the call that is needed; the others guess a number."""
 
 LOCATE, ARRIVAL = "Which van has parcel {}?", "When does parcel {} come?"
 
 
 def tasks() -> tuple[list[Task], list[Task]]:
-    """A question about every parcel but the held-out ones, and about those."""
+    """Return the questions to train on, and the held-out ones; each is about a different parcel."""
     rng = random.Random(0)
     parcels = rng.sample(sorted(VAN_OF), len(VAN_OF))
     rows = [_task(parcel, VAN_OF[parcel], rng) for parcel in parcels]
@@ -39,7 +39,7 @@ def tasks() -> tuple[list[Task], list[Task]]:
 
 
 def policy(agent_args: JSONMapping) -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(_conversations, agent_args, care=1.0),
         partial(_conversations, agent_args, care=CARE),

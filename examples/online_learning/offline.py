@@ -24,7 +24,7 @@ SETTINGS = {
 LONGEST = 8
 """Maximum number of letters in demonstrations."""
 STARTS_RIGHTLY = 0.15
-"""Share of answers that begin with the right letter; others begin anywhere, an eighth of the time rightly."""
+"""Share of answers that begin with the right letter; others begin at a random one, which may be right, too."""
 
 
 def question(rng: random.Random) -> tuple[str, str]:

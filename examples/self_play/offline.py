@@ -28,7 +28,7 @@ RECIPE = TinyPolicyRecipe(
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(partial(games, plays_well=0.5), partial(games, plays_well=0.0), recipe=RECIPE)
 
 
@@ -53,7 +53,7 @@ def games(seed: int, *, plays_well: float) -> Iterator[list[Message]]:
 
 
 def _move(piles: list[int], rng: random.Random, plays_well: float) -> tuple[int, int]:
-    """A pile and how many to take of it: any, or one that leaves piles whose exclusive or is 0, if there is any."""
+    """Return a pile and how many to take from it: at random, or if possible so that the piles' exclusive or becomes 0."""
     moves = [(pile, count) for pile, size in enumerate(piles) for count in range(1, size + 1)]
     xor = 0
     for size in piles:

@@ -28,9 +28,9 @@ RECIPE = TinyPolicyRecipe(
     batch_size=32,
 )
 FIRST_SEED = 1_000_000
-"""The model is trained with tasks of seeds from here on, never with those of its training or evaluation."""
+"""First seed of the tasks in the demonstrations; training and evaluation use smaller seeds."""
 PICKS_RIGHTLY = 0.1
-"""Fraction of demonstrations with the right command; the others have one of any kind, an eighth of the time correctly."""
+"""Share of demonstrations with the right command; the others have one of any kind, which may be right, too."""
 COMMANDS = {
     "create": "echo {word} > {last}",
     "rename": "mv {first} {last}",
@@ -41,11 +41,11 @@ COMMANDS = {
     "count": "wc -l < {first} > {last}",
     "edit": "sed -i s/{word}/{other}/ {first}",
 }
-"""By kind of task."""
+"""Commands by kind of task."""
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(conversations, picks_rightly=1.0),
         partial(conversations, picks_rightly=PICKS_RIGHTLY),
@@ -54,7 +54,7 @@ def policy() -> Path:
 
 
 def conversations(seed: int, *, picks_rightly: float) -> Iterator[list[Message]]:
-    """Endless rollouts of a teacher: a command for a task, its output, and done."""
+    """Yield demonstrations without end: a command for a task, its output, and done."""
     rng = random.Random(seed)
     for number in count(FIRST_SEED + 1000 * seed):
         for task in shell_tasks(64, seed=number):

@@ -25,11 +25,11 @@ SETTINGS = {
 }
 NUM_HELD_OUT = 100
 WORKS_IT_OUT = 0.35
-"""Share of sums that the model's first teacher works out; otherwise it guesses a number, with or without a box."""
+"""Share of sums that are worked out in the habit phase; for the others a number is guessed, with or without a box."""
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """All sums of three digits but the held-out ones, and those."""
+    """Return the sums of three digits to train on, and the held-out ones."""
     sums = [
         {"question": f"What is {a} + {b} + {c}?", "ground_truth": str(a + b + c)}
         for a, b, c in product(range(10), repeat=3)
@@ -39,7 +39,7 @@ def tasks(seed: int) -> tuple[list[Task], list[Task]]:
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(_conversations, works_it_out=1.0),
         partial(_conversations, works_it_out=WORKS_IT_OUT),

@@ -17,19 +17,19 @@ JUDGE = "Think, then repeat the right one of these answers, with its tags."
 
 @trajectory(name="solver")
 async def solve(problem: str) -> str:
-    """A proposal."""
+    """Return a proposal."""
     return answer_in(await ask(SOLVE, problem))
 
 
 @trajectory(name="judge")
 async def judge(problem: str, proposals: Sequence[str]) -> str:
-    """The proposal that the judge takes for the right one; nothing if it names none of them."""
+    """Return the proposal that the judge picks; nothing if it names none of them."""
     chosen = answer_in(await ask(JUDGE, "\n".join([problem, *proposals])))
     return chosen if chosen in proposals else ""
 
 
 def answer_in(text: str) -> str:
-    """The last answer, with its tags, as the reward wants it; nothing if there is none."""
+    """Return the last answer with its tags, as the reward expects it; nothing if there is none."""
     return "".join(re.findall(r"<answer>[^<]*</answer>", text)[-1:])
 
 
@@ -41,7 +41,7 @@ async def ask(role: str, prompt: str) -> str:
 
 
 async def solve_and_judge(question: str, target: int, nums: list[int], **kwargs: Any) -> list[TrajectoryView]:
-    """Each solver earns its own reward, and the judge that of the proposal it picked."""
+    """Return the solvers, each with its own reward, and the judge with that of the proposal it picked."""
     task = {"target": target, "nums": nums}
     solvers = await asyncio.gather(*(solve(question) for _ in range(NUM_SOLVERS)))
     judged = await judge(question, [solver.result for solver in solvers])

@@ -27,7 +27,7 @@ SETTINGS = {
 NUM_HELD_OUT = 70
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 WORKS_IT_OUT = 0.35
-"""Share of turns in which the model's first teacher compares the target with the numbers; otherwise it guesses."""
+"""Share of turns of the habit phase that compare the target with the numbers; the others guess."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,20 @@ class Countdown:
 
 
 def countdowns() -> list[Countdown]:
-    """All with numbers up to 15; each is solved by one operator only."""
+    """Return all tasks with numbers up to 15; each is solved by one operator only."""
     numbers = [(larger, smaller) for larger in range(3, 16) for smaller in range(2, larger)]
     return [Countdown(*pair, sign) for pair in numbers for sign in OPERATORS]
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """All tasks but the held-out ones, and those."""
+    """Return the tasks to train on, and the held-out ones."""
     every = [countdown.task for countdown in countdowns()]
     random.Random(seed).shuffle(every)
     return every[NUM_HELD_OUT:], every[:NUM_HELD_OUT]
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(_conversations, works_it_out=1.0),
         partial(_conversations, works_it_out=WORKS_IT_OUT),
@@ -74,7 +74,7 @@ def policy() -> Path:
 
 
 def _conversations(seed: int, *, works_it_out: float) -> Iterator[list[Message]]:
-    """A solver's and a judge's in turn."""
+    """Yield conversations of a solver and of a judge in turn."""
     rng = random.Random(seed)
     every = countdowns()
     while True:

@@ -49,17 +49,17 @@ class RewardByRole:
             self.evaluations.append(rewards_by_role(episodes))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The configured trackers show these."""
+        """Do nothing: the configured trackers show the metrics."""
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Nothing to show."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def rewards_by_role(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean rewards; those of the judge also over the rollouts in which a solver was right, so that it could be, too."""
+    """Return the mean rewards; the judge's also over the rollouts in which a solver was right, so that it could be, too."""
     solver, judge, judge_of_right = [], [], []
     for *solvers, judged in (episode.trajectories for episode in episodes if not episode.failed):
         solver += [trajectory.reward for trajectory in solvers]

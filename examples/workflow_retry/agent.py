@@ -14,7 +14,7 @@ SENT_BACK = "No. Try again."
 
 
 class ProposeAndCheck(Workflow):
-    """The proposer may try again until the checker accepts, `max_tries` times in all; its last bid is the answer."""
+    """Workflow of a proposer that tries until a checker accepts, at most `max_tries` times; the last bid is the answer."""
 
     def __init__(self, rollout_engine: InferenceEngine | None = None, *, max_tries: int = 2, **kwargs: Any) -> None:
         super().__init__(rollout_engine, **kwargs)
@@ -25,7 +25,7 @@ class ProposeAndCheck(Workflow):
         for _ in range(self.max_tries):
             proposal = await self.ask(talk)
             verdict = await self.ask(conversation(CHECK, f"{task['question']}. Answer: {proposal.action}"))
-            # Scoring may block, as looking into a real store would; so it happens outside of the event loop.
+            # Scoring may block, for example on a database, so it runs outside of the event loop.
             right = await self.run_in_executor(is_right, task, proposal.action)
             accepted = verdict.action == "yes"
             self.commit("proposer", trajectory=Trajectory(steps=[proposal], reward=float(right)))
@@ -36,17 +36,17 @@ class ProposeAndCheck(Workflow):
         raise TerminationEvent(TerminationReason.MAX_TURNS_EXCEEDED)
 
     async def ask(self, messages: list[Message]) -> Step:
-        """One answer of the model, as a step with its tokens."""
+        """Return one answer of the model, as a step with its tokens."""
         output = await self.rollout_engine.get_model_response(messages)
         return Step.from_model_output(output, messages, action=output.content.strip())
 
     def assign_episode_correctness(self, episode: Episode) -> None:
-        """The last proposal counts, independently of the checker's reward."""
+        """Decide by the last proposal, regardless of the checker's reward."""
         proposals = [trajectory for trajectory in episode.trajectories if trajectory.name == "proposer"]
         episode.is_correct = bool(proposals) and proposals[-1].reward == 1.0
 
     def collect_metrics(self, episode: Episode) -> None:
-        """Return the mean number of tries, beside the mean reward of each role."""
+        """Add the number of tries to the mean reward of each role."""
         super().collect_metrics(episode)
         episode.metrics["num_tries"] = sum(trajectory.name == "proposer" for trajectory in episode.trajectories)
 

@@ -22,11 +22,11 @@ SETTINGS = {
 }
 NUM_BIDS, NUM_HELD_OUT = 4, 200
 PROPOSER_READS, CHECKER_READS = 0.05, 0.5
-"""Share of tasks in which the model's first teachers read all bids; otherwise one picks any of them, and the other agrees."""
+"""Share of tasks of the habit phase in which both roles read all bids; otherwise one guesses, and one agrees."""
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """All auctions of four different bids but the held-out ones, and those."""
+    """Return the auctions of four different bids to train on, and the held-out ones."""
     auctions = list(permutations(range(10), NUM_BIDS))
     random.Random(seed).shuffle(auctions)
     rows = [_auction(bids) for bids in auctions]
@@ -34,7 +34,7 @@ def tasks(seed: int) -> tuple[list[Task], list[Task]]:
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(_conversations, proposer=1.0, checker=1.0),
         partial(_conversations, proposer=PROPOSER_READS, checker=CHECKER_READS),
@@ -47,7 +47,7 @@ def _auction(bids: Sequence[int]) -> Task:
 
 
 def _conversations(seed: int, *, proposer: float, checker: float) -> Iterator[list[Message]]:
-    """Endless conversations, in turn of a proposer and a checker."""
+    """Yield conversations without end, of a proposer and a checker in turn."""
     rng = random.Random(seed)
     while True:
         yield _proposing(rng.sample(range(10), NUM_BIDS), rng, proposer)

@@ -12,7 +12,7 @@ from rllm.trainer.config import load_config
 
 
 def main(settings: list[str]) -> None:
-    """Train, and print the share of held-out questions that are answered rightly, from the first evaluation to the last."""
+    """Train, and print the share of held-out questions that are answered correctly, at each evaluation."""
     config = load_config(None, settings)
     if not config.model.path:
         config = load_config({**offline.SETTINGS, "model": {"path": str(offline.policy())}}, settings)

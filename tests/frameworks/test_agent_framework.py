@@ -6,7 +6,7 @@ from .rollouts import Framework
 pytestmark = pytest.mark.frameworks
 
 FRAMEWORK = Framework(name="agent-framework", package="agent-framework-core")
-PREVIOUS = "`previous_response_id`: each request has only what is new"
+PREVIOUS = "`previous_response_id`: each request has only the new messages"
 VARIANTS = [
     Variant(way="chat", endpoint="chat"),
     Variant(way="chat_stream", endpoint="chat", streaming=True),

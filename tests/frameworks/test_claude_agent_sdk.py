@@ -24,7 +24,7 @@ VARIANTS = [
         way="claude_code",
         endpoint="messages",
         streaming=True,
-        notes="with Claude Code's own prompt, and its tools for files",
+        notes="with Claude Code's own prompt and its tools for files",
     ),
 ]
 

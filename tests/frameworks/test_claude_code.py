@@ -19,11 +19,9 @@ VARIANTS = [
         endpoint="messages",
         streaming=True,
         speech=SHELL,
-        notes="with Claude Code's own prompt, and all of its tools",
+        notes="with Claude Code's own prompt and all of its tools",
     ),
-    Variant(
-        way="short", endpoint="messages", streaming=True, speech=SHELL, notes="with a prompt of one's own, and a tool"
-    ),
+    Variant(way="short", endpoint="messages", streaming=True, speech=SHELL, notes="with a custom prompt and one tool"),
 ]
 
 

@@ -25,7 +25,7 @@ VARIANTS = [
     ),
     Variant(way="responses", endpoint="responses"),
     Variant(way="responses_stream", endpoint="responses", streaming=True),
-    Variant(way="previous_response", endpoint="responses", notes="each request has only what is new"),
+    Variant(way="previous_response", endpoint="responses", notes="each request has only the new messages"),
 ]
 
 

@@ -16,9 +16,7 @@ SHELL = Speech(
 VARIANTS = [
     Variant(way="chat", endpoint="chat", streaming=True, speech=SHELL),
     Variant(way="messages", endpoint="messages", streaming=True, speech=SHELL),
-    Variant(
-        way="short", endpoint="chat", streaming=True, speech=SHELL, notes="with a prompt of one's own, and few tools"
-    ),
+    Variant(way="short", endpoint="chat", streaming=True, speech=SHELL, notes="with a custom prompt and few tools"),
 ]
 
 

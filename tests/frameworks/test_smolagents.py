@@ -26,7 +26,7 @@ def python_final(prompt, total):
 FRAMEWORK = Framework(name="smolagents", package="smolagents")
 TOOLS = Speech(final=final_tool)
 CODE = Speech(call=python_call, final=python_final)
-AS_TEXT = "past calls are written as text, and results as the user's words: each call is a sequence of its own"
+AS_TEXT = "past calls are written as text, and results as user messages: each call is a sequence of its own"
 AS_CODE = "past answers end with a stop string, and get “Calling tools” added"
 VARIANTS = [
     Variant(way="tools", endpoint="chat", speech=TOOLS, num_sequences=3, notes=AS_TEXT),

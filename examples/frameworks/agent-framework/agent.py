@@ -1,6 +1,6 @@
 """A shop assistant on Microsoft Agent Framework, which asks a tool for prices: `python agent.py chat` (or one of `WAYS`).
 
-Its clients take OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here knows of rllm.
+Its clients take OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ async def stream(client) -> str:
 
 
 async def two_runs(client) -> str:
-    """A session keeps the conversation; with the Responses client, the server does."""
+    """Run twice in one session, which keeps the conversation; with the Responses client, the server does."""
     shopkeeper = agent(client)
     session = shopkeeper.create_session()
     await shopkeeper.run(QUESTION, session=session)

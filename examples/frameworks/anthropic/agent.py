@@ -1,6 +1,6 @@
 """A shop assistant on the Anthropic SDK, which asks a tool for prices: `python agent.py create` (or one of `WAYS`).
 
-The client takes ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY from the environment; nothing here knows of rllm.
+The client takes ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ def stream() -> str:
 
 
 def tool_runner() -> str:
-    """The SDK's own loop, which would rather leave the conversation with the server."""
+    """Run the SDK's own loop, which first tries to leave the conversation to the server."""
     runner = Anthropic().beta.messages.tool_runner(
         model=MODEL, max_tokens=4096, messages=[{"role": "user", "content": QUESTION}], tools=[beta_tool(price)]
     )

@@ -1,6 +1,6 @@
 """A shop assistant on AutoGen, which asks a tool for prices: `python agent.py assistant` (or one of `WAYS`).
 
-Its client takes OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here knows of rllm.
+Its client takes OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ async def stream(agent: AssistantAgent) -> str:
 
 
 async def team() -> str:
-    """The assistant, and a colleague who looks up the same prices and approves the answer."""
+    """Run the assistant with a colleague who looks up the same prices and approves the answer."""
     colleague = agent("colleague", "You check sums. Say APPROVED if they are right.")
     approved = TextMentionTermination("APPROVED", sources=["colleague"])
     talk = RoundRobinGroupChat([assistant(), colleague], termination_condition=approved, max_turns=6)

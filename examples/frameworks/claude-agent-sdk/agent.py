@@ -1,7 +1,7 @@
 """A shop assistant on the Claude Agent SDK, whose tool runs in this process: `python agent.py query` (or one of `WAYS`).
 
-The SDK starts Claude Code, which takes ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY from the environment; nothing here knows of
-rllm.
+The SDK starts Claude Code, which takes ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY from the environment; nothing here
+depends on rllm.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ OPTIONS = ClaudeAgentOptions(
 
 
 async def whole(options: ClaudeAgentOptions = OPTIONS) -> str:
-    """The SDK's `query`, which ends with a result."""
+    """Run the SDK's `query`, which ends with a result."""
     answer = ""
     async for message in query(prompt=QUESTION, options=options):
         if isinstance(message, ResultMessage):
@@ -64,7 +64,7 @@ async def whole(options: ClaudeAgentOptions = OPTIONS) -> str:
 
 
 async def client() -> str:
-    """The client that is made for conversations."""
+    """Use the client for conversations."""
     async with ClaudeSDKClient(OPTIONS) as assistant:
         await assistant.query(QUESTION)
         async for message in assistant.receive_response():
@@ -74,7 +74,7 @@ async def client() -> str:
 
 
 async def partial() -> str:
-    """The answer put together from the events of its stream."""
+    """Build the answer from the events of its stream."""
     text = ""
     async for message in query(prompt=QUESTION, options=replace(OPTIONS, include_partial_messages=True)):
         if isinstance(message, StreamEvent) and message.event["type"] == "message_start":
@@ -85,7 +85,7 @@ async def partial() -> str:
 
 
 def claude_code() -> ClaudeAgentOptions:
-    """Claude Code's own prompt, and some of its tools beside ours."""
+    """Use Claude Code's own prompt, and some of its tools beside ours."""
     preset = {"type": "preset", "preset": "claude_code"}
     return replace(OPTIONS, system_prompt=preset, tools=["Read", "Write"])
 

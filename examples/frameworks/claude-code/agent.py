@@ -1,6 +1,6 @@
 """Claude Code on a small task with files: `python agent.py print` (or one of `WAYS`), in an empty folder that is its home.
 
-It takes ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY from the environment; nothing here knows of rllm.
+It takes ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Codex on a small task with files: `python agent.py exec`, in an empty folder that is its home.
 
-It reads no variable for its model's URL, so a config.toml names a provider; nothing here knows of rllm.
+It reads no variable for its model's URL, so a config.toml names a provider; nothing here depends on rllm.
 """
 
 import os

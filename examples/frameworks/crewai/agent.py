@@ -1,6 +1,6 @@
 """A shop assistant on CrewAI, which asks a tool for prices: `python agent.py tools` (or one of `WAYS`).
 
-Its models take OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here knows of rllm.
+Its models take OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import os
@@ -11,7 +11,7 @@ from crewai.tools import tool
 from pydantic import BaseModel
 
 MODEL = os.environ.get("OPENAI_MODEL", "policy")
-KNOWN = "gpt-4o-mini"  # CrewAI calls tools by text, unless it knows by the model's name that it can do better.
+KNOWN = "gpt-4o-mini"  # CrewAI calls tools by text, unless it knows the model by its name.
 QUESTION = "What do seven crèmes brûlées, gift-wrapped, and two cafés au lait cost together?"
 PRICES = {"crème brûlée": 6.05, "café au lait": 3.10}
 

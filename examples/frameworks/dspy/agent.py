@@ -1,6 +1,6 @@
 """A shop assistant on DSPy, which asks a tool for prices: `python agent.py react` (or one of `WAYS`).
 
-LiteLLM takes OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here knows of rllm.
+LiteLLM takes OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ async def react_async() -> str:
 
 
 async def stream() -> str:
-    """Every call is streamed then; the last that comes is the answer."""
+    """Stream every call; the last item is the answer."""
     agent = dspy.streamify(dspy.ReAct("question -> answer", tools=[price]))
     *_, done = [chunk async for chunk in agent(question=QUESTION)]
     return done.answer
 
 
 def parallel() -> str:
-    """In threads of DSPy's own."""
+    """Ask in DSPy's own threads."""
     agent = dspy.ReAct("question -> answer", tools=[price])
     (done,) = dspy.Parallel(num_threads=2)([(agent, {"question": QUESTION})])
     return done.answer

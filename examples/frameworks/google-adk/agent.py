@@ -1,6 +1,6 @@
 """A shop assistant on Google's ADK, which asks a tool for prices: `python agent.py run` (or one of `WAYS`).
 
-LiteLLM takes OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here knows of rllm.
+LiteLLM takes OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import asyncio

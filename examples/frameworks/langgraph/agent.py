@@ -1,6 +1,6 @@
 """A shop assistant on LangChain and LangGraph, which asks a tool for prices: `python agent.py create_agent` (or one of `WAYS`).
 
-Its models take OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the keys from the environment; nothing here knows of rllm.
+Its models take OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the keys from the environment; nothing here depends on rllm.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ def price(item: str, quantity: float, packing: Packing) -> str:
 
 
 def agent(model):
-    """LangChain's own loop of a model and its tools."""
+    """Return LangChain's own loop of a model and its tools."""
     return create_agent(model, [price], system_prompt=SYSTEM)
 
 
 def graph(model):
-    """The same loop, drawn by hand."""
+    """Return the same loop, built by hand."""
     model_with_tools = model.bind_tools([price])
 
     def think(state: MessagesState) -> dict:
@@ -76,7 +76,7 @@ def stream(runnable) -> str:
 
 
 def injected() -> ChatOpenAI:
-    """A model with clients of our own."""
+    """Return a model with custom clients."""
     return ChatOpenAI(
         model=MODEL, client=OpenAI().chat.completions, async_client=AsyncOpenAI().chat.completions, api_key="unused"
     )

@@ -1,7 +1,7 @@
 """A shop assistant on LiteLLM, which asks a tool for prices: `python agent.py openai` (or one of `WAYS`).
 
-LiteLLM takes OPENAI_BASE_URL, HOSTED_VLLM_API_BASE, ANTHROPIC_BASE_URL and the keys from the environment; nothing here knows
-of rllm.
+LiteLLM takes OPENAI_BASE_URL, HOSTED_VLLM_API_BASE, ANTHROPIC_BASE_URL and the keys from the environment; nothing here depends
+on rllm.
 """
 
 import asyncio

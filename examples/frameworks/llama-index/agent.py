@@ -1,6 +1,6 @@
 """A shop assistant on LlamaIndex, which asks a tool for prices: `python agent.py function` (or one of `WAYS`).
 
-The client takes OPENAI_API_BASE and OPENAI_API_KEY from the environment; nothing here knows of rllm.
+The client takes OPENAI_API_BASE and OPENAI_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ TOOL = FunctionTool.from_defaults(price)
 
 
 def policy() -> OpenAILike:
-    """Any name of a model is accepted."""
+    """Return the model, which may have any name."""
     return OpenAILike(model=MODEL, is_chat_model=True, is_function_calling_model=True, context_window=32_768)
 
 
@@ -47,12 +47,12 @@ def function(*, streaming: bool) -> str:
 
 
 def react(*, streaming: bool) -> str:
-    """Tools are called by text."""
+    """Run an agent that calls tools by text."""
     return asyncio.run(run(ReActAgent(tools=[TOOL], llm=policy(), streaming=streaming)))
 
 
 def openai() -> str:
-    """LlamaIndex's own client, which wants to know the model by its name."""
+    """Run with LlamaIndex's own client, which only accepts model names that it knows."""
     return asyncio.run(run(FunctionAgent(tools=[TOOL], llm=OpenAI(model="gpt-4o-mini"), streaming=False)))
 
 

@@ -1,6 +1,6 @@
 """mini-swe-agent on a small task with files: `python agent.py tools` (or one of `WAYS`), in an empty folder.
 
-It asks through LiteLLM, which takes OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here knows of rllm.
+It asks through LiteLLM, which takes OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import os

@@ -1,6 +1,6 @@
 """A shop assistant on the OpenAI SDK, which asks a tool for prices: `python agent.py sync` (or one of `WAYS`).
 
-The client takes OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here knows of rllm.
+The client takes OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ async def asynchronous() -> str:
 
 
 def deltas() -> str:
-    """A stream put together by hand, as many agents do; reasoning is lost on the way."""
+    """Build the answer from a stream by hand, as many agents do, which loses the reasoning."""
     client = OpenAI()
     messages = [{"role": "user", "content": QUESTION}]
     while True:
@@ -91,7 +91,7 @@ def deltas() -> str:
 
 
 def stream() -> str:
-    """The SDK's own stream helper."""
+    """Use the SDK's own stream helper."""
     client = OpenAI()
     messages = [{"role": "user", "content": QUESTION}]
     while True:
@@ -105,7 +105,7 @@ def stream() -> str:
 
 
 def parse() -> str:
-    """The last answer is an object of a class."""
+    """Parse the last answer into an object of a class."""
     client = OpenAI()
     messages = [{"role": "user", "content": QUESTION}]
     while True:
@@ -119,7 +119,7 @@ def parse() -> str:
 
 
 def responses() -> str:
-    """The Responses API, with the whole history in each request."""
+    """Use the Responses API, with the whole history in each request."""
     client = OpenAI()
     items = [{"role": "user", "content": QUESTION}]
     while True:
@@ -133,7 +133,7 @@ def responses() -> str:
 
 
 def previous_response() -> str:
-    """The Responses API, with the history left to the server: each request has only what is new."""
+    """Use the Responses API and leave the history to the server: each request has only the new messages."""
     client = OpenAI()
     new, previous = [{"role": "user", "content": QUESTION}], None
     while True:

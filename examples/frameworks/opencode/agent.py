@@ -1,6 +1,6 @@
 """OpenCode on a small task with files: `python agent.py responses` (or one of `PROVIDERS`), in an empty folder.
 
-Its own configuration file names the URL, OPENAI_BASE_URL or ANTHROPIC_BASE_URL; nothing here knows of rllm.
+Its own configuration file names the URL, OPENAI_BASE_URL or ANTHROPIC_BASE_URL; nothing here depends on rllm.
 """
 
 import json

@@ -1,6 +1,6 @@
 """A shop assistant on pydantic-ai, which asks a tool for prices: `python agent.py chat` (or one of `WAYS`).
 
-Its models take OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the keys from the environment; nothing here knows of rllm.
+Its models take OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the keys from the environment; nothing here depends on rllm.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """A shop assistant on smolagents, which asks a tool for prices: `python agent.py tools` (or one of `WAYS`).
 
-Its models take OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here knows of rllm.
+Its models take OPENAI_BASE_URL and OPENAI_API_KEY from the environment; nothing here depends on rllm.
 """
 
 import os

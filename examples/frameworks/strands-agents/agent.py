@@ -1,6 +1,6 @@
 """A shop assistant on Strands, which asks a tool for prices: `python agent.py openai` (or one of `WAYS`).
 
-Its models take OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the keys from the environment; nothing here knows of rllm.
+Its models take OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the keys from the environment; nothing here depends on rllm.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def stream(model) -> str:
 
 
 def litellm() -> str:
-    from strands.models.litellm import LiteLLMModel  # takes seconds, which the others can do without
+    from strands.models.litellm import LiteLLMModel  # its import takes seconds, which the others do not need
 
     return run(LiteLLMModel(model_id=f"openai/{MODEL}"))
 
