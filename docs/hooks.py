@@ -156,15 +156,15 @@ FEATURES = {
     "the embedded sampler": ["model.engine=embedded"],
     "vLLM as the sampler": ["model.engine=vllm"],
     "LoRA": ["model.lora_rank=8"],
-    "frozen weights in few bits": ["model.quantize=int8", "model.lora_rank=8"],
-    "a reference for the KL": ["algorithm.kl_coef=0.1"],
-    "the reference in main memory": ["model.reference_offload=true", "algorithm.kl_coef=0.1"],
+    "quantised frozen weights": ["model.quantize=int8", "model.lora_rank=8"],
+    "reference model for KL": ["algorithm.kl_coef=0.1"],
+    "reference model in main memory": ["model.reference_offload=true", "algorithm.kl_coef=0.1"],
     "AdamW in main memory": ["optim.offload=true"],
-    "products in bfloat16": ["optim.autocast=true"],
+    "matrix products in bfloat16": ["optim.autocast=true"],
     "gradient checkpointing": ["model.gradient_checkpointing=true"],
     "rollouts ahead of updates": ["rollout.max_staleness=1"],
     "rollouts on Ray": ["rollout.runner=ray"],
-    "a teacher beside the rewards": ["teacher.path=Qwen/Qwen3-8B", "algorithm.teacher_coef=0.1"],
+    "a teacher in addition to rewards": ["teacher.path=Qwen/Qwen3-8B", "algorithm.teacher_coef=0.1"],
     "verl's own policy loss": ["verl.policy_loss=vanilla"],
 }
 """Features of a run, and the settings that enable them."""
@@ -203,7 +203,7 @@ def verdict(backend: str, overrides: Iterable[str]) -> str:
     try:
         {"local": LocalBackend.check, "verl": check_settings}[backend](config)
     except MissingDependencyError:
-        return "yes"  # supported where verl is installed
+        return "yes"  # supported if verl is installed
     except ConfigError as error:
         return f"no: {_in_a_cell(str(error))}"
     return "yes"
