@@ -109,17 +109,17 @@ CHAT = Table("""
 messages, stream, seed, temperature, top_p, stop, logprobs | honoured |
 model | no effect | there is one model, under any name
 n | honoured | each answer with a seed of its own
-max_tokens, max_completion_tokens | honoured | never more than the context has room for
+max_tokens, max_completion_tokens | honoured | limited by the remaining context
 top_logprobs | honoured | up to 20, with `logprobs`
 messages[system], messages[developer], messages[user], messages[assistant], messages[tool] | honoured |
 messages[function] | honoured | as far as the chat template prints it
 content[text], content[refusal] | honoured |
-content[image_url], content[input_audio], content[file] | refused | send texts; a model that sees is served elsewhere
+content[image_url], content[input_audio], content[file] | refused | send text; the embedded engine reads nothing else
 tools, tools[function], tool_choice, tool_choice[auto], tool_choice[none] | honoured |
-tools[custom], tools[*] | refused | give it as a function
+tools[custom], tools[*] | refused | define it as a function
 tools[].strict | named | arguments are not held to the schema
 tool_choice[required], tool_choice[function] | named | the model may answer without a call
-tool_choice[custom] | refused | give the tool as a function
+tool_choice[custom] | refused | define the tool as a function
 tool_choice[allowed_tools] | honoured | only these tools are shown
 parallel_tool_calls | named | the model may make several calls
 functions, function_call | refused | send `tools` and `tool_choice`
@@ -128,14 +128,14 @@ response_format[json_object], response_format[json_schema] | refused | decoding 
 response_format[*] | refused | decoding is not constrained: sample with vLLM
 modalities, modalities[text] | honoured |
 modalities[audio], modalities[*], audio | refused | answers are text
-web_search_options | refused | there is no search: give one as a tool
+web_search_options | refused | there is no search: provide one as a tool
 stream_options, stream_options.include_usage | honoured |
 stream_options.include_obfuscation | no effect |
 frequency_penalty, presence_penalty, logit_bias | named |
 reasoning_effort | named | `chat_template_kwargs` has the template's own switches
 verbosity, moderation | named |
 metadata, store, user, service_tier, safety_identifier | no effect |
-prompt_cache_key, prompt_cache_options, prompt_cache_retention | no effect | equal beginnings are cached anyway
+prompt_cache_key, prompt_cache_options, prompt_cache_retention | no effect | common prefixes are cached in any case
 prediction | no effect |
 top_k, stop_token_ids, ignore_eos, chat_template_kwargs | honoured | vLLM's
 return_token_ids, return_tokens_as_token_ids | honoured | vLLM's

@@ -163,7 +163,7 @@ def _fill_head(answer: JSONObject, object: str) -> None:
 
 
 COMPLETIONS = Table("""
-prompt | honoured | translated | one text, which is a user's message, or its token ids
+prompt | honoured | translated | one text, which becomes a user message, or token ids
 model | =model | =model |
 max_tokens, n, seed, stop, stream, temperature, top_p | honoured | = |
 logprobs | =top_logprobs | passed on as top_logprobs | up to 20

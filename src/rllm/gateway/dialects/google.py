@@ -62,7 +62,7 @@ contents, systemInstruction | honoured | translated |
 model, stream | honoured | translated | by the path; a stream needs `?alt=sse`
 content[text], content[thought], content[functionCall], content[functionResponse] | honoured | translated |
 content[inlineData], content[fileData] | =content[image_url] | passed on as image_url | other media as file
-content[*] | refused | refused | of tools that a provider runs
+content[*] | refused | refused | belongs to a tool that a provider runs
 tools, tools[].functionDeclarations | honoured | translated |
 tools[].computerUse | refused | refused | declare functions
 tools[].googleSearch, tools[].googleSearchRetrieval, tools[].googleMaps | named | named | a provider would run it
@@ -87,7 +87,7 @@ generationConfig.responseMimeType | =response_format[json_object] | passed on as
 generationConfig.responseSchema | =response_format[json_schema] | passed on as response_format |
 generationConfig.responseJsonSchema | =response_format[json_schema] | passed on as response_format |
 generationConfig.responseModalities | =modalities[audio] | passed on as modalities | unless text
-generationConfig.thinkingConfig | named | named | thoughts are given as they were sampled
+generationConfig.thinkingConfig | named | named | thoughts are returned as they were sampled
 generationConfig.mediaResolution, generationConfig.speechConfig, generationConfig.imageConfig | named | named |
 generationConfig.audioTranscriptionConfig, generationConfig.enableEnhancedCivicAnswers | named | named |
 generationConfig.continuationToken | refused | refused | send the whole conversation

@@ -61,19 +61,19 @@ max_tokens, temperature, top_p, top_k | honoured | = |
 stop_sequences | honoured | passed on as stop |
 content[text], content[thinking], content[tool_use], content[tool_result] | honoured | translated |
 content[search_result] | honoured | translated | as text
-content[redacted_thinking] | no effect | no effect | only its maker can read it
+content[redacted_thinking] | no effect | no effect | only the provider that wrote it can read it
 content[image] | =content[image_url] | passed on as image_url |
-content[document] | =content[file] | passed on as file | as text, where it is one
-content[*] | refused | refused | of tools that a provider runs
+content[document] | =content[file] | passed on as file | as text, if it is text
+content[*] | refused | refused | belongs to a tool that a provider runs
 tools, tools[custom] | honoured | translated |
-tools[bash], tools[browser_toolset], tools[computer] | refused | refused | give it with an input_schema
-tools[computer_toolset], tools[memory], tools[text_editor] | refused | refused | give it with an input_schema
+tools[bash], tools[browser_toolset], tools[computer] | refused | refused | define it with an input_schema
+tools[computer_toolset], tools[memory], tools[text_editor] | refused | refused | define it with an input_schema
 tools[*] | named | named | a provider would run it; the model does not see it
 tools[].strict | =tools[].strict | passed on |
 tools[].input_examples, tools[].allowed_callers | named | named |
 tools[].defer_loading | named | named | the model sees the tool at once
 tools[].eager_input_streaming | no effect | no effect |
-tools[].cache_control | no effect | no effect | equal beginnings are cached anyway
+tools[].cache_control | no effect | no effect | common prefixes are cached in any case
 tool_choice, tool_choice[auto], tool_choice[none] | honoured | translated |
 tool_choice[any] | =tool_choice[required] | translated |
 tool_choice[tool] | =tool_choice[function] | translated |
@@ -82,7 +82,7 @@ tool_choice.disable_parallel_tool_use | =parallel_tool_calls | passed on as para
 thinking, thinking[adaptive] | honoured | honoured | the model thinks as it does
 thinking[enabled], thinking[disabled], thinking[between_tools] | named | named | see `chat_template_kwargs`
 thinking.budget_tokens | no effect | no effect | `thinking[enabled]` is named
-thinking.display | named | named | thinking is given as it was sampled
+thinking.display | named | named | thinking is returned as it was sampled
 output_config | honoured | translated |
 output_config.effort | =reasoning_effort | passed on as reasoning_effort |
 output_config.format, output_format | =response_format[json_schema] | passed on as response_format |
@@ -90,7 +90,7 @@ output_config.task_budget | named | named |
 context_management, container, mcp_servers | named | named |
 compaction, thread | refused | refused | send the whole conversation
 metadata, service_tier, speed, inference_geo, diagnostics, betas | no effect | no effect |
-cache_control | no effect | no effect | equal beginnings are cached anyway
+cache_control | no effect | no effect | common prefixes are cached in any case
 user_profile_id, workspace_id, billing_policy, fallbacks, fallback_credit_token | no effect | no effect |
 """)
 

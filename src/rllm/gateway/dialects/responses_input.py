@@ -40,7 +40,7 @@ input[message], input[reasoning], input[function_call], input[function_call_outp
 input[custom_tool_call], input[custom_tool_call_output], input[item_reference] | honoured | translated |
 input[additional_tools] | honoured | translated |
 input[mcp_list_tools], input[configuration_update] | no effect | no effect |
-input[*] | refused | refused | of tools that a provider runs, or that are no functions
+input[*] | refused | refused | belongs to a tool that a provider runs, or that is not a function
 content[input_text], content[output_text], content[refusal], content[summary_text] | honoured | translated |
 content[input_image] | =content[image_url] | passed on as image_url |
 content[input_file] | =content[file] | passed on as file |
@@ -48,20 +48,20 @@ max_output_tokens | honoured | passed on as max_tokens |
 temperature, top_p | honoured | = |
 top_logprobs, include[message.output_text.logprobs] | named | named | traces have them
 include | honoured | translated |
-include[reasoning.encrypted_content] | honoured | translated | reasoning is given in any case
-include[*] | named | named | of tools that a provider runs, or of images
+include[reasoning.encrypted_content] | honoured | translated | reasoning is returned in any case
+include[*] | named | named | belongs to a tool that a provider runs, or to images
 tools, tools[function], tools[namespace] | honoured | translated |
-tools[custom] | honoured | translated | as a function of one text
-tools[local_shell], tools[computer], tools[computer_use_preview] | refused | refused | give it as a function
-tools[apply_patch] | refused | refused | give it as a function
-tools[shell] | refused | refused | give it as a function; one in a provider's container is named
+tools[custom] | honoured | translated | as a function with one string parameter
+tools[local_shell], tools[computer], tools[computer_use_preview] | refused | refused | define it as a function
+tools[apply_patch] | refused | refused | define it as a function
+tools[shell] | refused | refused | define it as a function; one in a provider's container is named
 tools[*] | named | named | a provider would run it; the model does not see it
 tools[].strict | =tools[].strict | passed on |
 tools[].format, tools[].allowed_callers, tools[].output_schema, tools[].async | named | named |
 tools[].defer_loading | named | named | the model sees the tool at once
 tool_choice, tool_choice[auto], tool_choice[none], tool_choice[allowed_tools] | honoured | translated |
 tool_choice[required], tool_choice[function], tool_choice[custom] | =tool_choice[required] | translated |
-tool_choice[*] | refused | refused | of tools that a provider runs, or that are no functions
+tool_choice[*] | refused | refused | belongs to a tool that a provider runs, or that is not a function
 parallel_tool_calls | =parallel_tool_calls | = |
 max_tool_calls | no effect | no effect | bounds tools that a provider runs
 text, text.format[text] | honoured | translated |
@@ -70,7 +70,7 @@ text.format, text.format[json_schema] | =response_format[json_schema] | passed o
 text.verbosity | =verbosity | passed on as verbosity |
 reasoning | honoured | translated |
 reasoning.effort | =reasoning_effort | passed on as reasoning_effort |
-reasoning.summary, reasoning.generate_summary | named | named | reasoning is given as it was sampled
+reasoning.summary, reasoning.generate_summary | named | named | reasoning is returned as it was sampled
 reasoning.context, reasoning.mode | named | named |
 stream_options, stream_options.include_obfuscation | no effect | no effect |
 truncation, truncation[disabled] | honoured | honoured | a prompt that is too long is refused
@@ -80,7 +80,7 @@ multi_agent | no effect | no effect | `multi_agent.enabled` is refused
 prompt_cache_options | no effect | no effect | `prompt_cache_options.prewarm` is refused
 metadata, user, safety_identifier, service_tier, client_metadata | no effect | no effect |
 store | no effect | no effect | answers are stored in any case
-prompt_cache_key, prompt_cache_retention | no effect | no effect | equal beginnings are cached anyway
+prompt_cache_key, prompt_cache_retention | no effect | no effect | common prefixes are cached in any case
 """)
 _REFUSED = {
     "background": "this server answers each request directly",
