@@ -1,6 +1,6 @@
 #!/bin/sh
-# The program is run, not imported: what it is worth is decided here. Its output goes to a file, since a process that it
-# leaves running would keep a pipe open.
+# The program is run, not imported, so that it cannot change the verdict. Its output goes to a file, since a process that
+# it leaves running would keep a pipe open.
 run() { timeout 10 python3 -I /app/median.py "$@" > /tmp/output; }
 passed=1
 expect() {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The agent wrote the repository's configuration, so only commands that start no program of it are used.
+# The agent wrote the repository's configuration, so only commands that start no program from it are used.
 git="git -c safe.directory=/app -c core.fsmonitor=false -C /app"
 wanted=9c5ef9026e20690d4765f636750f0bf3e32285da
 passed=1
