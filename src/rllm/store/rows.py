@@ -471,11 +471,6 @@ def credit_to_row(credit: StepCredit) -> Row:
     return (credit.session_id, *values)
 
 
-def credit_key(row: Row) -> Row:
-    """Return the part of a row of `credit_to_row` that no two credits share."""
-    return (row[0], *(row[1 + _CREDIT_NAMES.index(name)] for name in _CREDIT_KEY[1:]))
-
-
 def row_to_credit(row: Row, session_id: str) -> StepCredit:
     """Return the credit of one row of `SELECT_CREDITS`."""
     values = dict(zip(_CREDIT_NAMES, row, strict=True))

@@ -309,11 +309,10 @@ def _put(connection: SqlConnection, trace: EncodedTrace, session: int) -> None:
 
 
 def _annotate(connection: SqlConnection, batches: list[list[Row]]) -> list[None]:
-    # The latest credit counts, and one statement must not write two of the same key.
-    latest = {rows.credit_key(row): row for row in chain.from_iterable(batches)}
-    there = connection.ensure_sessions({session_id: None for session_id, *_ in latest})
-    for row in latest.values():
-        if row[0] in there:
+    annotations = list(chain.from_iterable(batches))
+    stored = connection.ensure_sessions({session_id: None for session_id, *_ in annotations})
+    for row in annotations:
+        if row[0] in stored:
             connection.execute(rows.UPSERT_CREDIT, row)
     return [None] * len(batches)
 
