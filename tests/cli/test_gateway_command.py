@@ -165,4 +165,4 @@ def test_second_ctrl_c_cancels_calls_in_flight(tmp_path):
             assert call.result().status_code == 503
             _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert errors == "1 call cut off, not having ended in time for the shutdown\n"
+    assert errors == "1 call cut off at the end of the shutdown time\n"

@@ -1,4 +1,4 @@
-"""Model calls to traces: pure functions that know wire formats and tokens, but no HTTP and no storage.
+"""Conversion of model calls to traces: pure functions that know wire formats and tokens, but not HTTP or storage.
 
 * `chat`: a chat completion, or an engine's answer, to traces. Read this first.
 * `tokens`: ids and log-probabilities, taken from the wire and checked against each other.

@@ -1,4 +1,4 @@
-"""Model calls to traces: chat completions from the wire, and answers of engines in this process. No HTTP."""
+"""Conversion of model calls to traces: of chat completions from the wire, and of answers of engines in this process."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def traces_from_chat(
     }
     choices = response.get("choices")
     if choices and weight_updates and len(weight_updates) != len(choices):
-        raise TokenMismatchError(f"the answer has {len(choices)} choices and weight_updates of {len(weight_updates)}")
+        raise TokenMismatchError(f"the answer has {len(choices)} choices and weight_updates for {len(weight_updates)}")
     traces = []
     for place, choice in enumerate(choices or ()):
         index = choice.get("index", place)

@@ -5,10 +5,11 @@ sampled: arguments are serialised differently, reasoning is dropped, white space
 by its content, and the next prompt is made of the known tokens and of the new messages.
 
 Two answers count as the same if their tool calls have the same names and ids, and the same arguments as JSON (`7` is
-`7.0`; arguments that were never JSON come back in any form, if no other answer can be meant), and if their content is
-the same but for white space around it. Content may be left out beside tool calls, and LiteLLM sends a remark where
-there was none. Reasoning distinguishes two such answers if a client sends it back; otherwise it is ignored, as is
-everything else that clients add or leave out. All other messages must be equal word for word, and so must the tools.
+`7.0`; arguments that were never JSON may come back in any form, if only one answer matches), and if their content is
+the same apart from white space around it. Clients may leave out content beside tool calls, and LiteLLM sends a
+placeholder if there was none. Reasoning distinguishes two such answers if a client sends it back; otherwise it is
+ignored, as is everything else that clients add or leave out. All other messages must be equal word for word, and so
+must the tools.
 
 Ids alone do not identify an answer: some servers give the first call of a tool the same id in every answer. So
 arguments are part of a digest, and an answer whose arguments come back in another form is looked up in the form it was
@@ -44,9 +45,9 @@ of the conversation with the answers before it."""
 _NO_CONTENT = "[System: Empty message content sanitised to satisfy protocol]"
 """Content that LiteLLM sends to Anthropic's endpoint for a streamed answer that had tool calls only."""
 _BYTES_PER_CALL = 800
-"""Memory of a call beside its tokens and its arguments."""
+"""Memory of a call without its tokens and its arguments."""
 _BYTES_PER_TOOL_KEY = 160
-"""Memory of finding an answer with tool calls by its tool key."""
+"""Memory of the index entry for an answer with tool calls."""
 _MAX_DIGESTED = 4
 """Conversations of a session whose digests are kept: agents and their sub-agents take turns."""
 
@@ -56,9 +57,9 @@ class PriorAnswer(NamedTuple):
 
     trace_id: str
     num_messages: int
-    """Number of the request's messages that it makes up."""
+    """Number of the request's messages that its prompt and answer stand for."""
     token_ids: Sequence[int]
-    """Its prompt and its answer as they were sampled, as an array, which is cheap to copy."""
+    """Tokens of its prompt and its answer, as they were sampled."""
     appended_text: str = ""
     """Text that the agent appended to the answer's message; it may begin with the stop string that ended the answer."""
 
@@ -68,8 +69,7 @@ class MessageDigests(NamedTuple):
 
     messages: Sequence[Message]
     digests: array[int]
-    """`digests[k]` is that of the tools and the first k messages, with known answers in the form they were written
-    in."""
+    """`digests[k]` is the digest of the tools and the first k messages, with known answers as they were written."""
     num_before_answers: int
     """Number of messages before the first answer."""
     turns: array[int]
@@ -148,10 +148,10 @@ def _turn_key(before: int, answer: MessageKey) -> TurnKey:
 
 @dataclass(kw_only=True, slots=True)
 class _Tokens:
-    """Tokens of calls each of which continues the one before, in four bytes each."""
+    """Tokens, in four bytes each, of a chain of calls that continue each other."""
 
     ids: array[int] | None = None
-    """`None` until the first call is continued: most first calls have no second one."""
+    """`None` until the first call is continued: most never are."""
     before: _Tokens | None = None
     """Tokens of the conversation that these branch off from."""
     start: int = 0
@@ -171,7 +171,7 @@ class _Tokens:
         return ids
 
     def continued(self, size: int, added: array[int]) -> _Tokens:
-        """Add tokens after the first `size`; in a branch of their own if others follow these already."""
+        """Add tokens after the first `size`; in a new branch if others already follow these."""
         assert self.ids is not None
         if self.start + len(self.ids) != size:
             return _Tokens(ids=added, before=self, start=size)
@@ -210,7 +210,7 @@ class NewAnswer(NamedTuple):
     before: _Call | None
     """The call that it continues."""
     added_ids: array[int]
-    """Tokens that it adds to those."""
+    """Tokens that it adds to those of that call."""
 
 
 class _Found(NamedTuple):
@@ -233,7 +233,7 @@ class Conversations:
     num_bytes: int = 0
     """Approximate size in memory, without the parents."""
     _calls: dict[int, _Call] = field(default_factory=dict)
-    """By the digest of the messages and the answer, and by that with the reasoning; of equal ones, the latest."""
+    """Calls by the digest of the messages and the answer, and by that with the reasoning; of equal ones, the latest."""
     _by_tool_key: dict[int, list[int]] = field(default_factory=dict)
     """Digests of answers with tool calls, the latest last, by the hash of the messages and the answer's tool key."""
     _stopped: dict[int, list[tuple[str, _Call]]] = field(default_factory=dict)
@@ -245,7 +245,7 @@ class Conversations:
     """Digests of the last request of each conversation, without its messages, by `json_hash`; the latest last."""
 
     def digested(self, tools: int, text: bytes) -> MessageDigests | None:
-        """Return the digests of the longest known request that some messages begin with.
+        """Return the digests of the longest known request that these messages begin with.
 
         Args:
             tools: Digest of the tools.
@@ -285,7 +285,7 @@ class Conversations:
         return possible[0] if len(possible) == 1 else digest
 
     def missing_trace(self, asked: MessageDigests) -> str | None:
-        """Return the id of the trace that `provide_tokens` must get before the methods below can answer."""
+        """Return the id of the trace to pass to `provide_tokens` before the methods below are called, if any."""
         found = self._find(asked)
         if found is None or found.call.tokens.ids is not None:
             return None
@@ -349,7 +349,7 @@ class Conversations:
         """Return an answer to add once it is stored.
 
         `None` for one that cannot be continued: it failed, or has no tokens, or its prompt had no messages. Tokens are
-        kept for a call that continues another one; those of a first call are asked for when they are needed.
+        kept for a call that continues another one; those of a first call are loaded when needed (`missing_trace`).
         """
         if trace.error is not None or not trace.response_ids or not asked.messages:
             return None
@@ -400,7 +400,7 @@ class Conversations:
             digest = hash((before, form))
             for key in (digest, hash((digest, reasoning))) if reasoning else (digest,):
                 known = self._calls.get(key)
-                # An answer without content means one that never had any, rather than one that lost its own.
+                # An answer without content stands for one that never had any, rather than for one that lost its own.
                 if is_whole or known is None or known.has_content:
                     self._calls[key] = call
             if call.arguments:
@@ -413,9 +413,9 @@ class Conversations:
             self._stopped.setdefault(before, []).append((content, call))
 
     def _keep_digests(self, asked: MessageDigests) -> None:
-        """Keep the digests of an answered request, in the place of those of the request that it continues.
+        """Keep the digests of an answered request, in place of those of the request that it continues.
 
-        Those of a first call are not kept, since most have no second one.
+        Those of a first call are not kept, since most are never continued.
         """
         if not (asked.json_size and asked.has_answer):
             return
@@ -446,8 +446,8 @@ class Conversations:
     def _are_edited(self, asked: MessageDigests, start: int) -> bool:
         """Return True if messages after the first `start` are from an edited conversation of this session.
 
-        Either another answer stands where one was given, or a given one is there without what preceded it. Examples
-        that an agent shows are neither.
+        Either another answer replaces one that was given, or a given one appears without the messages that preceded it.
+        Few-shot examples in a prompt are neither.
         """
         answers = [place for place in range(max(start, 1), len(asked.messages)) if is_answer(asked.messages[place])]
         return any(
@@ -502,7 +502,7 @@ def may_return_as(written: str, now: str) -> bool:
 
 
 def _content(message: Message) -> str:
-    """Return the text of a message; other parts as JSON without the cache marks that clients move about."""
+    """Return the text of a message; other parts as JSON without the cache marks that clients move around."""
     content = message.get("content")
     if isinstance(content, str):
         return content

@@ -5,7 +5,7 @@ call is its parent; of equally long ones, the latest. `Trace.parent_id` records 
 and everything that reads traces later follows it.
 
 * `ParentIndex` finds parents while calls are captured; it keeps hashes instead of tokens.
-* `parent_of` and `continues` compare tokens that are at hand.
+* `parent_of` and `continues` compare the tokens themselves.
 * `SessionTree` links the traces of a stored session.
 """
 
@@ -38,7 +38,7 @@ class CallNode(NamedTuple):
     num_ids: int
     """Tokens of prompt and answer together."""
     last_id: bytes
-    """The last of them. It is compared first, which rules out nearly all other prompts."""
+    """The last of these tokens. It is compared first, which rules out nearly all other prompts."""
     ids_hash: int
     """64 bits of SipHash with this process's own key: one pair in 10^19 collides by chance, and none on purpose."""
 
@@ -134,7 +134,7 @@ class SessionTree:
     def __init__(self, traces: Sequence[Trace]) -> None:
         self._traces = {trace.id: trace for trace in traces if trace.response_ids and trace.error is None}
         self._parents: dict[str, Trace | None] = {}
-        """Parents that were found, since their tokens need not be compared again."""
+        """Parents found so far, so that their tokens are compared only once."""
 
     def parent(self, trace: Trace) -> Trace | None:
         """Return the call that a trace continues."""

@@ -1,4 +1,4 @@
-"""Calls that an agent's program makes beside its task, such as a request for a title.
+"""Calls of an agent's program that are not part of its task, such as a request for a title.
 
 Programs do not declare them. A call is a candidate if it asks for a title and nothing else, or if it has no tools and
 begins a conversation of its own while other calls of the session have tools. It belongs to the task after all if a call
@@ -6,7 +6,7 @@ of the task continues its tokens, or quotes its answer in a message: a summary t
 result, a plan. An answer that is quoted only in the messages of side calls belongs to those. A call that no call of the
 task follows belongs to the task, too, if its messages quote an answer of the task or a result of its tools: the program
 sums up its findings. A title of the whole conversation cannot be distinguished from that, and does no harm: its tokens
-have no part in the reward.
+do not influence the reward.
 
 Calls of the author's own code, in this process or in one that knows its session, belong to the task, with tools or
 without: a tool may well ask the model something.
@@ -64,12 +64,12 @@ _FENCE = re.compile(r"```\w*\n(.*)```", re.DOTALL)
 
 
 def side_call(request: JSONMapping, *, session_has_tools: bool, is_own: bool = False) -> str | None:
-    """Return the reason why a chat request is a side call, as far as it can be known before the calls that follow it.
+    """Return the reason why a chat request is a side call, as far as this is known before the calls that follow it.
 
     Args:
         request: The chat request.
-        session_has_tools: Whether another call of the session has tools.
-        is_own: Whether the author's code made the call, through a client that names its session itself.
+        session_has_tools: True if another call of the session has tools.
+        is_own: True if the author's code made the call, through a client that names its session itself.
     """
     if is_own:
         return None
@@ -88,7 +88,7 @@ def is_own(metadata: JSONMapping) -> bool:
 def side_calls(traces: Sequence[Trace]) -> dict[str, str]:
     """Return the ids of a session's side calls, each with the reason, `TITLE` or `WITHOUT_TOOLS`.
 
-    There are none where all calls are alike.
+    There are none if every call, or no call, is a candidate.
     """
     aside = _candidates(traces)
     if not aside or len(aside) == len(traces):
@@ -175,7 +175,7 @@ class LaterMessages:
         self._answers = {text_of(trace.response).strip() for trace in traces}
         self._messages = [[*map(_role_and_texts, trace.messages)] for trace in traces]
         self._begun: dict[tuple[bool, str], int] = {}
-        """First call that contains a text, by whether the model is its author, and the text."""
+        """Number of the first call that contains a text, keyed by (True if the model wrote it, text)."""
         for number, messages in enumerate(self._messages):
             for is_answer, texts in messages:
                 for text in texts:
@@ -188,7 +188,7 @@ class LaterMessages:
         self._added |= {(is_answer, text): None for is_answer, texts in self._messages[number] for text in texts}
 
     def only(self, number: int) -> LaterMessages:
-        """Search the messages of this call alone from now on."""
+        """Restrict the search to the messages of this call."""
         self._added = {}
         self.add(number)
         return self
@@ -274,7 +274,7 @@ def _num_alike(answer: _Text, other: _Text, own: Sequence[_Text]) -> int:
     lines = {
         line for line in answer.lines & other.lines if len(line) >= LINE and not any(text.has(line) for text in own)
     }
-    # A line with a label is there twice, with and without it.
+    # A line with a label is kept twice, with and without it.
     return sum(len(line) for line in lines if not any(line in longer for longer in lines - {line}))
 
 

@@ -1,4 +1,4 @@
-"""Streams to whole answers: server-sent events to payloads, chunks of a chat completion to the completion."""
+"""Reassembly of streams: server-sent events from bytes, and chat completions from their chunks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def split_lines(text: bytes) -> list[bytes] | None:
 
 
 class SSEDecoder:
-    """Server-sent events from bytes cut anywhere, as the HTML standard defines them.
+    """Decoder of server-sent events, as the HTML standard defines them, from bytes that may be split anywhere.
 
     Only `data` matters here: comments and other fields are skipped, and an event that the connection cut off is not
     reported.
@@ -120,7 +120,7 @@ class _ChoiceStream:
         self.extras: JSONObject = {}
         self.tool_calls: list[JSONObject] = []
         self.numbered: dict[int | None, JSONObject] = {}
-        """Tool calls by the server's number, if it has numbers; of several with one number, the last."""
+        """Latest tool call by the index that the server gave it; `None` if it gave none."""
         self.logprobs: dict[str, list[Any]] | None = None
         """Lists of each field, as they arrived."""
         self.token_ids: list[Any] | None = None
@@ -162,7 +162,10 @@ class _ChoiceStream:
                 self.extras[name] = value
 
     def _tool_call(self, piece: JSONMapping) -> JSONObject:
-        """Return the call of a piece. Some servers number none of their calls, or all alike, and begin each whole."""
+        """Return the tool call that a piece belongs to.
+
+        Some servers give their calls no index, or all the same one, and begin each with its id and name.
+        """
         number, call_id, name = piece.get("index"), piece.get("id"), (piece.get("function") or {}).get("name")
         known = self.numbered.get(number)
         if number is None:
@@ -200,7 +203,7 @@ class _Pieces(list[str]):
 
 
 def _joined(call: JSONMapping) -> JSONObject:
-    """Return a tool call with its texts whole."""
+    """Return a tool call with the pieces of its texts joined."""
     return {
         name: "".join(value) if isinstance(value, _Pieces) else _joined(value) if isinstance(value, Mapping) else value
         for name, value in call.items()

@@ -35,9 +35,9 @@ def tokens_of_choice(response: JSONMapping, choice: JSONMapping, index: int) -> 
     """Return the tokens of one choice of a chat completion, in the form of vLLM or SGLang.
 
     Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, in
-    SGLang's answers `response_token_ids`, or the `"token_id:123"` texts of its log-probabilities. These are the entries
-    of `logprobs.content`, or the bare numbers of `logprobs.token_logprobs`. Prompt ids that are an array, as of
-    `packed_ids`, remain one.
+    SGLang's answers `response_token_ids`, or the `"token_id:123"` texts of its log-probabilities. Log-probabilities are
+    those of the entries of `logprobs.content`, or the bare numbers of `logprobs.token_logprobs`. Prompt ids in an
+    array, as returned by `packed_ids`, stay in it.
 
     Raises:
         TokenMismatchError: if the fields contradict each other. Missing fields are a `problem` instead.
@@ -172,7 +172,7 @@ def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: 
             f"send {' and '.join(remedies)} to a server that honours it; other calls can be evaluated, not trained on"
         )
     if not response_ids:
-        return f"{where} holds no sampled token"
+        return f"{where} has no sampled tokens"
     return None
 
 

@@ -32,11 +32,11 @@ class WireFormat:
     client_headers: tuple[str, ...] = ()
     """Headers that only clients of this format send, with any request."""
     base_url_variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for a base URL, made of the gateway's or session's `{root}`."""
+    """Environment variables for a base URL; `{root}` is the URL of the gateway or the session."""
     key_variables: tuple[str, ...] = ()
     """Environment variables for the key."""
     token_variables: tuple[str, ...] = ()
-    """Environment variables for a token that takes precedence over the key, where one is set."""
+    """Environment variables for a token that takes precedence over the key, if it is set."""
 
 
 WIRE_FORMATS = (

@@ -31,7 +31,7 @@ _MAX_PAGE = 1000
 # Every store and every JSON parser holds it exactly.
 _MAX_VERSION = 2**53
 _CHANGES = ("pause", "resume", "version")
-"""Changes of the upstreams; `resume` and `version` take the version of their weights."""
+"""Changes of the upstreams; a request may give the version of their weights, and `version` requires it."""
 DIALECT = "rllm.dialect"
 """Key of a request's dialect in its ASGI scope."""
 
@@ -79,7 +79,7 @@ class Admin:
         ]
 
     def _route(self, path: str, answer: _Endpoint, method: str = "GET", *, of_model: bool = False) -> Route:
-        """Return a route for the gateway's key; a session's own key reads its session, and any caller the models."""
+        """Return a route for the gateway's key; a session's key may read its session, and any caller the models."""
 
         async def authorized(request: Request) -> Response:
             in_path, headers = request.path_params.get("session_id"), dict(request.headers.raw)
@@ -192,12 +192,12 @@ class Admin:
         return _json(self._pool.to_dict())
 
     async def _change_upstreams(self, request: Request) -> Response:
-        """Hold calls or let them go again, or note new weights: for a trainer that updates the servers' weights."""
+        """Pause or resume calls, or record the version of new weights, for a trainer that updates the servers."""
         assert self._pool is not None
         if self._config.api_key is None:
             raise GatewayError(
                 403,
-                "this gateway has no key, so anyone could hold its calls: start it with --api-key KEY "
+                "this gateway has no key, so anyone could pause its calls: start it with --api-key KEY "
                 "(RLLM_GATEWAY_API_KEY), and present that key",
                 type="permission_error",
                 code="key_required",
@@ -224,7 +224,7 @@ class Admin:
         return _json({"status": "ok"})
 
     async def _readyz(self, request: Request) -> Response:
-        """Answer whether a call would be answered and kept now, by asking the upstream and the store.
+        """Report whether a call would be answered and stored now, by asking the upstream and the store.
 
         Only an operator reads the reasons, since they name addresses.
         """

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 def create_app(
     store: TraceStore, upstream: Upstream, config: GatewayConfig | None = None, *, sessions: Sessions | None = None
 ) -> ASGIApp:
-    """Return the application with all routes of a gateway. It closes the upstream at shutdown, and not the store.
+    """Return the application with all routes of a gateway. It closes the upstream at shutdown, but not the store.
 
     `GatewayServer` and `serve` cancel calls whose clients have left; under another server, these run to their end.
     """
@@ -100,7 +100,7 @@ def create_app(
 
 
 _present = Response()
-"""Answer to `HEAD` for any path, with which some clients check that the server is there."""
+"""Answer to `HEAD` for any path, with which some clients check that the server is running."""
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
@@ -116,7 +116,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _our_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, StoreError) and not isinstance(error, SessionDeletedError):  # and there is no call here
+    if isinstance(error, StoreError) and not isinstance(error, SessionDeletedError):
+        # The message of `to_gateway_error` is about a call.
         error = GatewayError(500, f"the store failed: {error}", code="store_failed")
     return _error_response(request, to_gateway_error(error))
 

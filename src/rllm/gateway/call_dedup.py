@@ -50,9 +50,9 @@ def retry_key(headers: Mapping[bytes, bytes], session: Session | None, body: byt
     """Return the retry key of a request, or `None` if its retry would look like another call.
 
     Args:
-        headers: of the request.
-        session: the one that the request names: without one, equal requests may be of different agents.
-        body: of the request; a retry has the same.
+        headers: those of the request.
+        session: the one that the request names: without one, equal requests may come from different agents.
+        body: that of the request; a retry has the same.
     """
     count = headers.get(_RETRY_COUNT, b"")
     if session is None or not count.isdigit():
@@ -69,13 +69,13 @@ def retry_key(headers: Mapping[bytes, bytes], session: Session | None, body: byt
 class InFlightCall:
     """One call, and its answer for a client that has left at its timeout and may come back.
 
-    The call is made in its `with` block; a retry that has joined it fails as the block does.
+    The call is made in its `with` block; if the block raises, a retry that has joined it gets the same error.
     """
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.cut: Callable[[], None] | None = None
-        """Ends the call, if its client has gone, so that the answer is for a retry."""
+        """Function that ends the call; set once its client has gone, so that the answer is for a retry."""
 
     @property
     def is_client_gone(self) -> bool:
@@ -93,9 +93,9 @@ class InFlightCall:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and self.is_client_gone:
-            # Only then may a retry wait. The error holds the call, in a cycle with its future.
+            # Only then may a retry be waiting. Otherwise the error, which refers to the call, would make a cycle.
             self.answer.set_exception(error)
-            self.answer.exception()  # Possibly no client waits.
+            self.answer.exception()  # asyncio would log an error that nobody awaits
         self.answer.cancel()
         self.cut = None
 
@@ -107,7 +107,7 @@ class InFlightCalls:
         self._offered: dict[_Key, tuple[InFlightCall, asyncio.TimerHandle]] = {}
 
     def offer(self, request: RetryKey | None, call: InFlightCall) -> bool:
-        """Let a retry join a call while its client may come back; return whether it may.
+        """Let a retry join a call as long as its client may come back; return whether that is to be expected.
 
         If no retry comes, the call is cancelled.
         """
@@ -124,7 +124,7 @@ class InFlightCalls:
         return is_offered
 
     def join(self, request: RetryKey | None) -> InFlightCall | None:
-        """Return the earlier call that a request repeats, if any; a further retry has a call of its own."""
+        """Return the earlier call that a request repeats, if any; a further retry gets a call of its own."""
         if request is None or not request.is_retry or request.key not in self._offered:
             return None
         call, timer = self._offered.pop(request.key)

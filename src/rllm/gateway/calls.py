@@ -52,7 +52,7 @@ class CallEndpoint:
     sessions: Sessions
     config: GatewayConfig
     budget: BodyBudget
-    """Bound of the bodies of all running requests."""
+    """Limit on the bodies of all running requests."""
     dialect: Dialect
     counts: bool = False
     """True if calls are answered with the number of tokens of their prompts."""
@@ -127,7 +127,7 @@ class CallEndpoint:
     async def _call(
         self, scope: Scope, receive: Receive, answer: _Answer
     ) -> tuple[ModelCall, JSONObject, RetryKey | None]:
-        """Return the request as a call of a session, as it came, and its retry key.
+        """Return the request as a call of a session, the request as its client wrote it, and its retry key.
 
         Once the caller is known, a request that is refused for its content leaves a trace, like a call that fails
         later.
@@ -140,7 +140,7 @@ class CallEndpoint:
             if named_by_any_means(path, headers) is None:
                 self.sessions.unattributed.note(scope, headers, is_refused=True)
             raise
-        # During rollouts not a session that its client invented.
+        # During rollouts, the name of a session that the client invented is ignored.
         takes_own = self.sessions.unattributed.session_id is None
         named = session_named(path, headers, caller, takes_own=takes_own)
         asked: JSONObject = {}
@@ -150,7 +150,7 @@ class CallEndpoint:
             metadata = metadata_of(headers)
             if named is None and not self.counts:
                 metadata |= self.sessions.unattributed.note(scope, headers)
-            # In a thread if large: all other calls would wait meanwhile.
+            # A large body is parsed in a thread, so that other calls do not have to wait.
             parse = partial(self.dialect.parse, body, scope["path_params"])
             asked = parse() if len(body) < LARGE else await asyncio.to_thread(parse)
             check_one_named(path, headers)
@@ -299,13 +299,13 @@ def _check_method(scope: Scope) -> None:
 
 
 def _call_metadata(chat: JSONMapping, session: Session, headers: Mapping[bytes, bytes], *, is_own: bool) -> JSONObject:
-    """Return the metadata of a call: its sub-agent, and the reason if it is beside its program's task. Mostly empty.
+    """Return the metadata of a call: its sub-agent, and the reason if it is a side call. Usually empty.
 
     Args:
         chat: its request. The session remembers whether any of its calls had tools.
         session: its session.
-        headers: of its HTTP request.
-        is_own: whether the author's own code made it.
+        headers: those of its HTTP request.
+        is_own: True if the author's own code made it.
     """
     metadata: JSONObject = {
         name.decode(): headers[name].decode("latin-1") for name in _SUB_AGENT_HEADERS if name in headers

@@ -26,21 +26,21 @@ class GatewayConfig:
     """Accept the random id of an existing session in place of a key: for gateways of runs, whose agents get a base URL
     and may use clients with keys of their own. Chosen ids are not accepted, since they can be guessed."""
     require_tokens: bool = False
-    """Answer 502 when the upstream gives an answer without ids and log-probabilities, instead of only recording so."""
+    """Answer 502 if the upstream's answer lacks ids or log-probabilities, instead of only recording the reason."""
     exact_turns: bool = True
-    """Build a later turn's prompt from the tokens that were sampled before, where the upstream can; otherwise the
+    """Build a later turn's prompt from the tokens that were sampled before, if the upstream can; otherwise the
     template renders all messages again, which may write answers differently or leave out their reasoning."""
     session_memory_gb: float = SESSION_MEMORY_GB
-    """Memory for the sessions used last, in 10^9 bytes; others are read from the store when they continue. Sessions
-    with calls in progress come on top."""
+    """Memory for the most recently used sessions, in 10^9 bytes; others are read from the store when they continue.
+    Sessions with calls in progress are not counted."""
     max_body_bytes: int = 64 * 1024 * 1024
-    """Size of a request's body."""
+    """Maximum size of a request's body."""
     body_timeout_s: float = 120.0
     """Seconds for the body of a request to arrive."""
     max_header_bytes: int = 64 * 1024
-    """Names and values of a request's headers together."""
+    """Maximum size of a request's headers, names and values together."""
     max_headers: int = 200
-    """Number of a request's headers."""
+    """Maximum number of a request's headers."""
     header_timeout_s: float = 30.0
     """Seconds for the headers of a request to arrive."""
     unread_timeout_s: float = 300.0
@@ -54,13 +54,13 @@ class GatewayConfig:
     otel: bool = False
     """Export OpenTelemetry spans of calls, agents and tools to OTEL_EXPORTER_OTLP_ENDPOINT; see `rllm.telemetry`."""
     otel_response_ids: bool = False
-    """Put the sampled ids into spans of calls, beside their number."""
+    """Put the sampled ids into spans of calls, in addition to their number."""
 
     @classmethod
     def of_run(cls, api_key: str, **settings: Any) -> Self:
         """Return the settings of a gateway that a run starts for its own agents.
 
-        It needs a key, as on any host. Agents get none of it: the random ids of their sessions are their keys.
+        It has a key on every host. Agents never see it: the random ids of their sessions admit them instead.
         """
         return cls(api_key=api_key, session_ids_admit=True, **settings)
 
@@ -83,7 +83,7 @@ class PoolConfig:
     """Limits of a pool of inference servers."""
 
     hold_timeout_s: float = 60.0
-    """Seconds for which a call waits while no replica answers. While they are paused, only its total time counts."""
+    """Seconds for which a call waits while no replica answers. During a pause, only the total time counts."""
     total_timeout_s: float = 3600.0
     """Seconds that a call may take in all, waiting and retries included."""
     check_interval_s: float = 10.0

@@ -40,7 +40,7 @@ _NOT_COUNTED = ("stream", "stream_options", "n", "min_tokens")
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class ModelCall:
-    """One model call as a chat request, whatever its wire format was."""
+    """One model call as a chat request, converted from any wire format."""
 
     asked: JSONMapping
     """The agent's own request, as a chat request."""
@@ -49,7 +49,7 @@ class ModelCall:
     session: Session
     metadata: JSONMapping = field(default_factory=dict)
     trace_context: Mapping[str, str] = field(default_factory=dict)
-    """Its own W3C headers, which are sent to the upstream unchanged."""
+    """W3C trace headers of the request, which are sent to the upstream unchanged."""
     id: str
     """Id of the answer and of its trace. It is ours, so that no two upstreams can give the same one."""
     started_at: float = field(default_factory=time.time)
@@ -78,7 +78,7 @@ class ModelCall:
 
 
 class Gateway:
-    """Calls in, answers out, traces stored. Lives in one event loop."""
+    """Answers calls through an upstream, and stores their traces. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Gateway:
         exact_turns: bool = True,
         keeps_traces: bool = False,
     ) -> None:
-        """`keeps_traces`: whether finished calls hold their traces, for spans."""
+        """Set `keeps_traces` if finished calls are to keep their traces, for spans."""
         self.store = store
         self.upstream = upstream
         self.metrics = Metrics(upstream)
@@ -173,7 +173,7 @@ class Gateway:
             await self.write(call, self._failed(call, request, _reason(error)))
         except RLLMError as failure:
             # Not the reason itself: it may repeat text of the agent.
-            logger.error("a call was refused, and its trace was not stored as it is: %s", failure)
+            logger.error("a call was rejected, and its trace could not be stored: %s", failure)
 
     async def count_tokens(self, call: ModelCall) -> int:
         """Return the number of tokens of a call's prompt. The upstream samples one token for it, which is not stored.
@@ -299,9 +299,9 @@ class Gateway:
     def write(self, call: ModelCall, traces: Sequence[Trace]) -> asyncio.Future[None]:
         """Begin to write the traces of a call, and return a future that ends once they are durable.
 
-        The session is held meanwhile, so that nothing reads it from the store without this call. Unless spans need
-        them, nothing here holds the tokens: those of all calls that wait for one commit do not fit into a processor's
-        cache, and parsing each answer where the last one was takes a tenth less time.
+        Until then the session stays in memory, so that nothing reads it from the store without this call. Unless spans
+        need the tokens, nothing here refers to them: those of all calls that wait for one commit exceed a processor's
+        cache, and parsing each answer into the memory of the last one takes a tenth less time.
 
         Raises:
             GatewayError: 410, if the session was deleted.
@@ -349,7 +349,7 @@ def _why_cut(cut: BaseException) -> str:
 
 
 class DurableWrites:
-    """Waits in one event loop for the store's writes, which end in a thread of their own."""
+    """Waits in one event loop for the store's writes, which complete in another thread."""
 
     def __init__(self) -> None:
         self.pending = 0
@@ -363,7 +363,7 @@ class DurableWrites:
             await self._some_ended.wait()
 
     def wait(self, write: Future[None], after: Callable[[], None] = lambda: None) -> asyncio.Future[None]:
-        """Return a future that ends as the write does. Cancelling it stops the waiting only.
+        """Return a future that completes with the write. Cancelling it only stops the waiting.
 
         Args:
             write: the store's future.

@@ -45,10 +45,10 @@ class GatewayError(RLLMError):
         self.code = code
         self.param = param
         self.details = details
-        """Further facts for the client, in dialects that have a place for them."""
+        """Further facts for the client, in dialects that have a field for them."""
         self.retry_after_s = retry_after_s
         self.allow = allow
-        """Methods that the path has, of an answer with status 405."""
+        """Methods that the path allows, for an answer with status 405."""
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the answer."""
@@ -58,7 +58,7 @@ class GatewayError(RLLMError):
         return headers if self.allow is None else {**headers, "allow": self.allow}
 
     def to_dict(self, *, prompt: str = "messages") -> JSONObject:
-        """OpenAI's error object; `prompt` is what the format of the request calls its prompt."""
+        """Return OpenAI's error object; `prompt` is the prompt's name in the format of the request."""
         param = prompt if self.code == CONTEXT_OVERFLOW else self.param
         return {"error": {"message": str(self), "type": self.type, "param": param, "code": self.code}}
 
@@ -74,7 +74,7 @@ back."""
 
 
 class UpstreamError(InferenceError):
-    """Error answer of an inference server; `details` is its own OpenAI error object, where it sent one."""
+    """Error answer of an inference server; `details` is its own OpenAI error object, if it sent one."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class UpstreamError(InferenceError):
         self.details = details or {}
         self.fault: UpstreamFault = fault
         self.retry_after_s = retry_after_s
-        """Seconds after which to retry, where the server named them."""
+        """Seconds after which to retry, if the server named them."""
 
 
 def was_stopped(error: BaseException | None) -> bool:
@@ -132,7 +132,7 @@ def to_gateway_error(error: Exception) -> GatewayError:
 
 
 def _if_is(kinds: type | tuple[type, ...], value: Any) -> Any:
-    """Return the value if it has the type that clients expect there."""
+    """Return the value if it has the type that clients expect, otherwise `None`."""
     return value if isinstance(value, kinds) else None
 
 

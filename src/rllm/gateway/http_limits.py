@@ -45,9 +45,9 @@ class BoundedHTTP(HttpToolsProtocol):
         self._num_read = 0
         """Bytes read since the last request ended, without those of its body."""
         self._deadline: asyncio.TimerHandle | None = None
-        """Runs while the head of a request is awaited."""
+        """Timer that runs while the head of a request is awaited."""
         self._unread: asyncio.TimerHandle | None = None
-        """Runs while the client leaves its answer unread."""
+        """Timer that runs while the client leaves its answer unread."""
         self.is_lost = False
         self.on_lost: Callable[[], None] | None = None
         """Called when the client leaves."""
@@ -67,7 +67,7 @@ class BoundedHTTP(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # Otherwise the call would wait for its client forever, and occupy a place at the upstream.
+        # Otherwise the call would wait for its client forever, and occupy a slot at the upstream.
         self._unread = self.loop.call_later(self._limits.unread_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -164,13 +164,13 @@ class BoundedHTTP(HttpToolsProtocol):
 
 
 class BodyBudget:
-    """Bound on the bytes of all requests in progress together; bodies below a megabyte are not counted.
+    """Limit on the total bytes of requests in progress; bodies below a megabyte are not counted.
 
     The body of a request that waits stays unread, so its client cannot send more. Belongs to one event loop.
     """
 
     def __init__(self, limits: GatewayConfig, *, most: int | None = None) -> None:
-        """`most` is the bound in bytes, by default an eighth of the memory, or eight of the longest bodies."""
+        """Set the limit to `most` bytes; by default an eighth of the memory, or eight of the longest bodies if more."""
         self._longest = limits.max_body_bytes
         self._available = self._most = most or max(8 * self._longest, total_memory() // 8)
         self._timeout_s = limits.body_timeout_s / 2
@@ -301,7 +301,7 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
 def keep_alive(
     send: Callable[[bytes], Awaitable[None]], comment: bytes, interval_s: float
 ) -> Iterator[Callable[[], None]]:
-    """Send `comment` whenever the function that is yielded was not called for the interval.
+    """Send `comment` whenever the yielded function has not been called for `interval_s` seconds.
 
     A prompt may queue for longer than a client waits for a silent stream.
     """

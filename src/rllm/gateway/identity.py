@@ -33,7 +33,7 @@ UNNAMED_KEY_PREFIX = "rllm.unnamed."
 """Prefix of the key that is valid for calls without a session."""
 
 _OWN_SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-id", b"session-id")
-"""Of Claude Code, opencode and Codex."""
+"""Headers in which Claude Code, opencode and Codex name their own session."""
 _KEY_HEADERS = sorted({row.key_header.encode() for row in WIRE_FORMATS} - {b"authorization"})
 _MAX_DIGITS = 20
 _OWN_SESSION = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:-]{1,256}")
@@ -45,7 +45,7 @@ class Caller(NamedTuple):
     session: str | None = None
     """Session named by the key, if any."""
     number: int | None = None
-    """Number of the session, where the key is a session's own; see `SessionInfo.number`."""
+    """Number of the session, if the key is that of a session; see `SessionInfo.number`."""
     is_bound: bool = False
     """True if the key is valid for that session only; without a session, for calls that name none."""
 
@@ -68,7 +68,7 @@ class Caller(NamedTuple):
             scope = "calls without a session" if self.session is None else f"the session {self.session!r}"
             raise GatewayError(
                 403,
-                f"this key is good for {scope} only: use it there, or send the gateway's own key",
+                f"this key is valid for {scope} only: use it there, or send the gateway's own key",
                 type="permission_error",
                 code="wrong_session",
             )
@@ -77,7 +77,7 @@ class Caller(NamedTuple):
 def session_key(api_key: str, session_id: str, number: int) -> str:
     """Return a key for one session, which cannot be made without the gateway's own and is not stored.
 
-    `number` is `SessionInfo.number`: the key ends with the session and does not open a later one of its name.
+    `number` is `SessionInfo.number`: the key expires with the session, and a later one of its name has another key.
     """
     return SESSION_KEY_PREFIX + ".".join(
         (_base64(session_id.encode()), str(number), _mac(api_key, f"session\0{number}\0{session_id}"))
@@ -85,7 +85,7 @@ def session_key(api_key: str, session_id: str, number: int) -> str:
 
 
 def unnamed_key(api_key: str) -> str:
-    """Return a key that is good for calls without a session, and for nothing else."""
+    """Return a key that is valid for calls without a session only."""
     return UNNAMED_KEY_PREFIX + _mac(api_key, "unnamed")
 
 
@@ -126,9 +126,8 @@ def refused() -> GatewayError:
     """Return the error for a request without a valid key."""
     return GatewayError(
         401,
-        "this gateway needs its API key, or that of a session which is still there: send the OPENAI_API_KEY that the "
-        "agent is given as 'Authorization: Bearer KEY', or call the agent's base_url. An operator sends the "
-        "gateway's own key",
+        "this gateway needs its API key, or that of an existing session: send the OPENAI_API_KEY that the agent is "
+        "given as 'Authorization: Bearer KEY', or call the agent's base_url. An operator sends the gateway's own key",
         type="authentication_error",
         code="invalid_api_key",
     )
@@ -150,7 +149,7 @@ def authorization_of(headers: Mapping[bytes, bytes]) -> str:
 def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Caller, *, takes_own: bool) -> str | None:
     """Return the session that a request names, or `None`: then it gets a fresh one.
 
-    With `takes_own`, that may be the client's own name of its session, where nothing else names one.
+    With `takes_own`, that may be the client's own name of its session, if nothing else names one.
 
     Raises:
         GatewayError: 403, if the key is another session's.
@@ -213,8 +212,8 @@ def metadata_of(headers: Mapping[bytes, bytes]) -> JSONObject:
         if name.startswith(RESERVED_PREFIX):
             raise GatewayError(
                 400,
-                f"header {METADATA_HEADER}: {name!r} begins with {RESERVED_PREFIX!r}, as only names of the gateway's "
-                "own may: choose another name",
+                f"header {METADATA_HEADER}: {name!r} begins with {RESERVED_PREFIX!r}, which is reserved for the "
+                "gateway: choose another name",
                 code="invalid_metadata",
             )
     return metadata
@@ -230,7 +229,7 @@ def with_key_header(scope: JSONMapping, wire: WireFormat) -> list[tuple[bytes, b
 
 
 def _text(headers: Mapping[bytes, bytes], name: str) -> str:
-    """Return a header, decoded as UTF-8 or else as Latin-1; empty where it is missing."""
+    """Return a header, decoded as UTF-8 or else as Latin-1; empty if it is missing."""
     value = headers.get(name.encode())
     if value is None:
         return ""
@@ -249,15 +248,15 @@ def trace_context_of(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 # --- admission --------------------------------------------------------------------------------------------------------
 
 _RANDOM_ID = re.compile(r"(?:s-[0-9a-f]+-)?[0-9a-f]{32}")
-"""Ids of sessions that commands and trainers begin, of 122 random bits."""
+"""Ids of sessions that commands and trainers begin, with 122 random bits."""
 
 
 async def key_holder(headers: Mapping[bytes, bytes], config: GatewayConfig, sessions: Sessions) -> Caller:
-    """Return the holder of the presented key, where one is needed.
+    """Return the holder of the presented key, if one is needed.
 
     Raises:
-        GatewayError: 401, if it is none of this gateway's, or its session was deleted; 403, if none is needed, but a
-            web page asks.
+        GatewayError: 401, if it is not a key of this gateway, or its session was deleted; 403, if no key is needed, but
+            a web page sends the request.
     """
     if config.api_key is None:
         check_no_page_asks(headers)
@@ -273,7 +272,7 @@ async def caller_of(
     """Return the sender of a request with these headers; `path` is the session named by its URL, if any.
 
     Raises:
-        GatewayError: 401 or 403, if the sender has no right to it.
+        GatewayError: 401 or 403, if the sender is not admitted.
     """
     if config.session_ids_admit and config.api_key is not None:
         named = named_by_any_means(path, headers)
@@ -290,12 +289,12 @@ _LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".test", ".home.arpa", "
 def check_no_page_asks(headers: Mapping[bytes, bytes]) -> None:
     """Refuse requests that a browser sends for the page of another site.
 
-    Its user's browser lets the page of any site send requests to the gateway, and names the site in `Origin`, or sends
+    A browser lets the page of any site send requests to the gateway, and names the site in `Origin`, or sends
     `Sec-Fetch-Site: cross-site`. A site whose name resolves to this machine for a moment (DNS rebinding) may read the
     answers, too; but then its name is the `Host`.
 
     Raises:
-        GatewayError: 403, if the page of a site in the Internet sends the request.
+        GatewayError: 403, if the page of a site on the Internet sends the request.
     """
     host = headers.get(b"host", b"")
     if _place_of(host) == "internet":
@@ -304,7 +303,7 @@ def check_no_page_asks(headers: Mapping[bytes, bytes]) -> None:
     origin = headers.get(b"origin", b"null" if site == b"cross-site" else None)
     if origin is None:
         return
-    # Older browsers send no `Sec-Fetch-Site`; an `Origin` that is not of this machine is foreign all the same.
+    # Older browsers send no `Sec-Fetch-Site`; an `Origin` on another machine is foreign nevertheless.
     is_unknown = origin == b"null" and site in (None, b"cross-site")
     of_page = origin.rpartition(b"//")[2]
     if is_unknown or (of_page != host and _place_of(of_page) != "here"):
@@ -313,7 +312,7 @@ def check_no_page_asks(headers: Mapping[bytes, bytes]) -> None:
 
 @lru_cache(maxsize=256)
 def _place_of(host: bytes) -> Literal["here", "address", "internet"]:
-    """Return where a host is: this machine or network by name, the address of another machine, or a registered name."""
+    """Classify a host: a name of this machine or network, the address of another machine, or a registered name."""
     name = host.decode("latin-1").lower()
     name = name.rpartition(":")[0] if ":" in name and not name.endswith("]") else name
     try:
@@ -326,7 +325,7 @@ def _place_of(host: bytes) -> Literal["here", "address", "internet"]:
 def _page_refused(header: str, value: bytes) -> GatewayError:
     return GatewayError(
         403,
-        f"{header}: {value[:80].decode('latin-1')}: a gateway without a key does nothing for web pages of other "
+        f"{header}: {value[:80].decode('latin-1')}: a gateway without a key refuses web pages of other "
         "sites: use localhost or an address, or start it with --api-key KEY",
         type="permission_error",
         code="web_page",

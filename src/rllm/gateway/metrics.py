@@ -19,7 +19,7 @@ _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.
 class Metrics(Collector):
     """Metrics of one gateway and of its pool of upstreams, if it has one.
 
-    Used in one event loop, so that numbers without labels are plain attributes.
+    It is used in one event loop, so numbers without labels are plain attributes.
     """
 
     def __init__(self, upstream: Upstream | None = None) -> None:
@@ -62,7 +62,7 @@ class Metrics(Collector):
             self._first_token_seconds.observe(first_token_s)
 
     def render(self, *, store_pending: int) -> str:
-        """Return all metrics in Prometheus' text format, as `GET /metrics` answers."""
+        """Return all metrics in Prometheus' text format, for `GET /metrics`."""
         self.store_pending = store_pending
         return generate_latest(self._registry).decode()
 

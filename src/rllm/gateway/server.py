@@ -1,4 +1,4 @@
-"""Run a gateway: in a thread beside a trainer, or in the foreground for the command line."""
+"""Servers of a gateway: in a thread beside a trainer, or in the foreground for the command line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CLOSING_TICK_S = 0.005
 
 
 class ServerThread:
-    """An ASGI application served by uvicorn, with an event loop of its own in a thread of its own."""
+    """Uvicorn server of an ASGI application, with an event loop in a thread of its own."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ServerThread:
         shutdown_timeout_s: float = 10.0,
         limits: GatewayConfig | None = None,
     ) -> None:
-        """`limits` bounds the sizes of heads and the time that requests take to arrive."""
+        """Prepare a server; `limits` bounds the sizes of headers, and the time that requests take to arrive."""
         self._app = app
         self._host, self._port = host, port
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -109,7 +109,7 @@ class ServerThread:
 
 
 class GatewayServer(ServerThread):
-    """A gateway in a thread. The store stays the caller's: it is not closed here.
+    """Gateway in a thread. The caller closes the store.
 
     with GatewayServer(store, EngineUpstream(engine, "policy")) as gateway:
         client = OpenAI(base_url=gateway.open_session("rollout-1"), api_key="unused")
@@ -146,7 +146,7 @@ class GatewayServer(ServerThread):
         metadata: JSONMapping | None = None,
         sampling: JSONMapping | None = None,
     ) -> str:
-        """Begin a session, or add to one; `sampling` is fixed for its calls, whatever the agent asks for.
+        """Begin a session, or add to one; `sampling` is imposed on its calls, whatever the agent requests.
 
         Returns at once with the base URL for the agent; the session is durable before its first trace. Thread-safe.
 
@@ -173,8 +173,8 @@ class GatewayServer(ServerThread):
 def serve(app: ASGIApp, listener: socket.socket, config: GatewayConfig) -> None:
     """Serve in the foreground until SIGINT or SIGTERM; calls in flight may end within the shutdown time.
 
-    For a process that does nothing else: it also makes garbage collection rarer, because parsing a
-    streamed answer makes thousands of short-lived objects, and searching them for cycles doubles its cost.
+    For a process that does nothing else: it also makes garbage collection rarer, because parsing a streamed answer
+    makes thousands of short-lived objects, and searching them for cycles doubles its cost.
     """
     gc.freeze()
     gc.set_threshold(200_000, 50, 100)
@@ -186,10 +186,10 @@ _reserved: dict[tuple[str, int], socket.socket] = {}
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Return a socket that keeps its port free for the next `bind` to it in this process; until then nothing listens.
+    """Return a socket that reserves its port for the next `bind` to it in this process; until then nothing listens.
 
     Raises:
-        ConfigError: as `bind`.
+        ConfigError: see `bind`.
     """
     listener = bind(host, port, listens=False)
     for earlier in _reserved.values():
@@ -203,7 +203,7 @@ def bind(host: str, port: int, *, of: str = "gateway", listens: bool = True) -> 
     """Return a listening socket; `of` names its owner in errors.
 
     Raises:
-        ConfigError: if the port is in use, needs rights, or the host is not an address of this machine.
+        ConfigError: if the port is in use or privileged, or the host is not an address of this machine.
     """
     reserved = _reserved.pop((host, port), None)
     try:
@@ -235,7 +235,7 @@ def url_of(listener: socket.socket, host: str) -> str:
 
 
 def uvicorn_config(app: ASGIApp, shutdown_timeout_s: float, limits: GatewayConfig) -> uvicorn.Config:
-    """Quiet, with the fast parser, and with keep-alive longer than any client's pause between turns."""
+    """Return settings that log little, use the fast parser, and keep connections for longer than clients pause."""
     return uvicorn.Config(
         app,
         http=partial(BoundedHTTP, limits=limits),  # type: ignore[arg-type]  # Called like the class that it makes.
@@ -252,13 +252,13 @@ def uvicorn_config(app: ASGIApp, shutdown_timeout_s: float, limits: GatewayConfi
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server, which signals its start, ends as soon as no call is in progress, and raises no signal again."""
+    """Uvicorn's server, which reports its start, ends as soon as no call is in progress, and re-raises no signals."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = threading.Event()
         self.failure: BaseException | None = None
-        """Reason why it never started, where it runs in a thread."""
+        """Error that kept it from starting, if it runs in a thread."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -279,7 +279,7 @@ class _Server(uvicorn.Server):
                 while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110 - sets lack events
                     await asyncio.sleep(_CLOSING_TICK_S)
         if state.tasks:
-            logger.error("%s cut off, not having ended in time for the shutdown", counted(len(state.tasks), "call"))
+            logger.error("%s cut off at the end of the shutdown time", counted(len(state.tasks), "call"))
             for task in state.tasks:
                 task.cancel(STOPPED)
             await asyncio.wait(state.tasks, timeout=_CANCEL_S)
@@ -287,7 +287,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's own, this does not raise the signal again: there is a store to close after us."""
+        """Handle signals without raising them again afterwards, as uvicorn does: the store has yet to be closed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -300,7 +300,7 @@ class _Server(uvicorn.Server):
 
 
 def _run(server: _Server, listener: socket.socket) -> None:
-    """Serve in an event loop of its own until the server exits; uvloop's where it is installed (not on Windows)."""
+    """Serve in a new event loop until the server exits; uvloop's if it is installed (not on Windows)."""
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ModuleNotFoundError):
         from uvloop import new_event_loop as loop_factory
@@ -313,7 +313,7 @@ def _run(server: _Server, listener: socket.socket) -> None:
 
 
 def _run_or_fail(server: _Server, listener: socket.socket) -> None:
-    """Run the server in a thread; the caller of `start` reports a start that fails."""
+    """Run the server; if it does not start, keep the error for `start` to raise."""
     try:
         _run(server, listener)
     except BaseException as error:

@@ -29,9 +29,9 @@ from rllm.types import CLIENT_KEY, RESERVED_PREFIX, JSONMapping, JSONObject, Tra
 logger = logging.getLogger(__name__)
 
 SAMPLING_KEY = "rllm.sampling"
-"""Session metadata: its imposed sampling parameters, so that they survive a restart of the gateway."""
+"""Metadata key of a session: its imposed sampling parameters, so that they survive a restart of the gateway."""
 TRACE_CONTEXT_KEY = "rllm.trace_context"
-"""Session metadata: the W3C headers of the span in which it was opened."""
+"""Metadata key of a session: the W3C headers of the span in which it was opened."""
 
 _VALID_ID = re.compile(r"(?!\.{1,2}\Z)[^\s/\x00-\x1f\x7f\ud800-\udfff\ufffd]{1,256}")
 """Ids without `.` and `..`, which clients and proxies resolve, and without U+FFFD, which replaces any invalid UTF-8."""
@@ -41,7 +41,7 @@ _INVISIBLE = re.compile(
 """Invisible characters that Unicode counts as letters, marks and symbols."""
 _MAX_IN_MEMORY = 10_000
 _ALWAYS_IN_MEMORY = 1
-"""Sessions used last that stay in memory at any size: reading a long one for each of its calls is slower each time."""
+"""Number of latest sessions kept in memory at any size: reading a long one for each call would be slower each time."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -63,7 +63,7 @@ class Session:
     deleted: bool = False
     """True if it was deleted. Its calls are not stored any more: another session may have its name."""
     num_counted_bytes: int = 0
-    """Its part of the counted bytes of all kept sessions."""
+    """Bytes that it contributes to the size of all kept sessions."""
 
     @property
     def num_bytes(self) -> int:
@@ -100,14 +100,14 @@ class Sessions:
         self.unattributed = UnattributedCalls()
 
     def fresh(self) -> Session:
-        """Return a session for a call that names none: during rollouts the one of all such calls, else a new one.
+        """Return a session for a call that names none: during rollouts one for all such calls, otherwise a new one.
 
         Nothing continues it, so it is not kept in memory.
         """
         return Session(self.unattributed.session_id or new_session_id(), is_single=True)
 
     async def get(self, session_id: str) -> Session:
-        """Return the session of an id, whether it is new or not.
+        """Return the session with an id, new or existing.
 
         Raises:
             ConfigError: if the id cannot stand in a URL path.
@@ -118,19 +118,19 @@ class Sessions:
             check_session_id(session_id)
             num_deletions = self._num_deletions
             found = await self._read(session_id)
-            if num_deletions == self._num_deletions:  # Else it may have been read before it was deleted.
+            if num_deletions == self._num_deletions:  # Otherwise it may have been read before its deletion.
                 session = self._know(found)
         check_not_deleted(session)
         return session
 
     def open(self, session_id: str, *, metadata: JSONMapping | None, sampling: JSONMapping | None) -> Future[None]:
-        """Begin a session, or add to one; return a future that ends once this is durable, for other gateways too.
+        """Begin a session, or add to one; return a future that completes once other gateways can read it.
 
         Its row precedes its first trace in the store, because writes keep their order.
 
         Raises:
-            ConfigError: if the id cannot stand in a URL path, metadata use a name that is ours, or a sampling
-                parameter is unknown or out of range.
+            ConfigError: if the id cannot stand in a URL path, a metadata key is reserved, or a sampling parameter is
+                unknown or out of range.
             GatewayError: 410, if it is being deleted.
         """
         check_session_id(session_id)
@@ -156,14 +156,14 @@ class Sessions:
         if session is None:
             is_old = self._store.session(session_id) is not None
             session = self._know(self._load(session_id) if is_old else Session(session_id, ref=ref))
-        write.add_done_callback(lambda _: session)  # Known while it cannot be read from the store.
+        write.add_done_callback(lambda _: session)  # Keep it known until it can be read.
         if fixed is not None:
             session.sampling.parameters = fixed
         session.trace_context = trace_context or session.trace_context
         return write
 
     def update_size(self, session: Session) -> None:
-        """Update the counted size of a session after a call, and drop sessions used longest ago if all are too large.
+        """Update the counted size of a session after a call; drop the least recently used ones above the limit.
 
         Dropped sessions are read from the store again when they continue.
         """
@@ -192,7 +192,7 @@ class Sessions:
     def remember_answer(self, answer_id: str, session_id: str) -> None:
         """Remember the session of an answer, for a client that continues it by the answer's id alone.
 
-        This lasts only for the latest answers, and in this process; named sessions outlive both.
+        Only the latest answers are remembered, and only in this process; named sessions have neither limit.
         """
         self._unnamed[answer_id] = session_id
         if len(self._unnamed) > _MAX_IN_MEMORY:
@@ -231,14 +231,14 @@ class Sessions:
         return session
 
     def _know(self, session: Session) -> Session:
-        """Keep a session in memory; return it, or the one of its name that is known by now."""
+        """Keep a session in memory; return it, or the one with its name if another is known by now."""
         with self._lock:
             session = self._known.setdefault(session.id, session)
             self._keep(session)
         return session
 
     def _keep(self, session: Session) -> None:
-        """Update the counted size of a session, and drop others if all are too large. Called under the lock."""
+        """Update the counted size of a session, and drop others above the limit. Called under the lock."""
         self._kept[session.id] = session
         self._kept.move_to_end(session.id)
         num_bytes = session.num_bytes
@@ -358,7 +358,7 @@ class UnattributedCalls:
         self._warned_of: str | None = None
 
     def expect_sessions(self, metadata: JSONMapping) -> None:
-        """Note that a session was opened: from the first one of a rollout on, calls should name one."""
+        """Record that a session was opened: once one of a rollout was, calls are expected to name a session."""
         if "split" in metadata:
             self.session_id = unattributed_session(metadata.get("run_id"))
 
@@ -373,7 +373,7 @@ class UnattributedCalls:
         if self._warned_of != self.session_id:
             self._warned_of = self.session_id
             logger.warning(
-                "a model call without a session came during rollouts, from %s: it belongs to no rollout and is not "
+                "a model call without a session arrived during rollouts, from %s: it belongs to no rollout and is not "
                 "trained on. Such calls are %s and counted as dropped/unattributed_call. "
                 "Pass the agent's base_url, or rllm.sdk.bind(function), to the process that makes them",
                 client,

@@ -2,8 +2,8 @@
 
 * `base`: the `TraceStore` protocol. Read this first.
 * `writer`: group commit, which makes durable writes cheap.
-* `sql`: what the stores below share; `rows` has the tables and the encoding of traces, `codec` that of blobs.
-* `memory`: a database without a file.
+* `sql`: the common part of the stores `sqlite`, `postgres` and `memory`.
+* `rows`: the tables and the encoding of traces; `codec` encodes single values.
 * `maintenance`: copying, exporting and deleting sessions.
 """
 
@@ -30,7 +30,7 @@ def open_store(url: str | os.PathLike[str], *, read_only: bool = False) -> Trace
     `memory:`.
 
     Raises:
-        ConfigError: if the URL names no store of this version, or a directory.
+        ConfigError: if the URL is not that of a trace store, or names a directory.
         MissingDependencyError: if the package that it needs is not installed.
         StoreError: if the storage cannot be opened.
     """
@@ -53,13 +53,13 @@ def path_of(url: str) -> str | None:
     """Return the file of a URL; `None` if the store is not a file.
 
     Raises:
-        ConfigError: if the URL names no store of this version.
+        ConfigError: if the URL is not that of a trace store.
     """
     scheme, separator, rest = url.partition(":")
     if url in _MEMORY or (scheme in ("postgres", "postgresql") and rest.startswith("//")):
         return None
     if separator and rest.startswith("//") and scheme != "sqlite":
-        shown = f"{scheme}://..." if "@" in url else url  # where a password may be
+        shown = f"{scheme}://..." if "@" in url else url  # it may hold a password
         raise ConfigError(f"store={shown!r}: {scheme!r} is not a known kind of trace store: {_FORMS}")
     path = url
     if scheme == "sqlite" and separator:
@@ -75,7 +75,7 @@ def absolute(url: str) -> str:
     """Return a URL of the same store that is valid in any folder.
 
     Raises:
-        ConfigError: if the URL names no store of this version.
+        ConfigError: if the URL is not that of a trace store.
     """
     path = path_of(url)
     return url if path is None else str(Path(path).expanduser().absolute())

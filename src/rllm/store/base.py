@@ -27,9 +27,9 @@ class SessionInfo:
 
 @dataclass(slots=True)
 class SessionRef:
-    """Reference to one session, for a client that adds to it call by call: after a deletion another may have its id.
+    """Reference to one session, for a client that adds one call after another: the id may be reused after a deletion.
 
-    A store fills it in.
+    The store fills it in.
     """
 
     number: int | None = None
@@ -43,7 +43,7 @@ class SessionRef:
             self.number = write.result()
 
     def refusal(self, session_id: str, number: int | None) -> SessionDeletedError | None:
-        """Return the error for a write if another session has this id now, or none (`number` is `None`)."""
+        """Return an error if this session was deleted; `number` is that of the session with this id now, if any."""
         if self.number in (None, number):
             return None
         self.is_gone = True
@@ -51,11 +51,11 @@ class SessionRef:
 
 
 class TraceStore(Protocol):
-    """Durable home of traces.
+    """Durable storage of traces.
 
     Writes return a `concurrent.futures.Future` that completes once the data is durable: `.result()` from a thread,
     `await asyncio.wrap_future(...)` from a coroutine. Reads block, see every write whose future has completed, and may
-    be made from any thread. All methods raise `StoreError` for what the storage itself refuses.
+    be made from any thread. All methods raise `StoreError` if the storage fails.
     """
 
     is_local: bool
@@ -66,8 +66,8 @@ class TraceStore(Protocol):
 
         A session that does not exist is created. A trace whose id is stored already replaces the stored one and keeps
         its order: a client's retry must not count twice. With `session`, all traces must be of that session; if it was
-        deleted, nothing is added, and the future raises `SessionDeletedError`. The `prompt_ids` of a gateway's traces
-        are an `array("I")`, and a list where they are read again.
+        deleted, nothing is added, and the future raises `SessionDeletedError`. `prompt_ids` may be an `array("I")`;
+        they are read as a list.
         """
         ...
 
@@ -85,7 +85,7 @@ class TraceStore(Protocol):
             session_id: Id of the session.
             metadata: Values for its metadata.
             created_at: Unix seconds of its creation, for a session that is copied from another store.
-            session: Reference that learns which session it is.
+            session: Reference to fill in with this session.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""Values to bytes and back: token ids, floats and JSON documents, exact and compressed with Zstandard.
+"""Exact encoding of token ids, floats and JSON documents as bytes, compressed with Zstandard.
 
 A blob is one byte for its kind, then its content. Numbers are little-endian, as on all machines that rllm runs on, and
-stored by planes: the lowest bytes of all numbers, then the next ones, and so on, because bytes of the same significance
+stored in planes: the lowest bytes of all numbers, then the next ones, and so on, because bytes of the same significance
 compress well together.
 """
 
@@ -31,7 +31,7 @@ UNWRITABLE = (TypeError, ValueError, RecursionError)
 _COMPRESSED = 0x80
 """Bit of the first byte. The other bits are the width of a number, or the way in which a document is written."""
 _SHORTEST_COMPRESSED = 16
-"""Bytes of content that compression may make shorter; its own frame takes about ten."""
+"""Minimum bytes of content that is worth compressing; the compressed frame alone takes about ten."""
 _FAST, _STANDARD = 0, 1
 """Documents written by orjson, and those that only the standard library can write and read."""
 _MAX_ARRAY_BYTES = 64 * 1024 * 1024
@@ -41,7 +41,7 @@ _MAX_VALUE_BYTES = 1024 * 1024 * 1024
 _MAX_DEPTH = 100
 """Levels of nesting in a document; of deeper and circular values only the type is kept."""
 _LONGEST_INTEGER = 8192
-"""Bits of an integer that Python prints: 4,300 digits have more."""
+"""Maximum bits of an integer that is kept as a number: Python does not print or parse more than 4,300 digits."""
 
 
 class _Contexts(threading.local):
@@ -140,8 +140,8 @@ def pack_json(text: bytes, *, is_plain: bool = True) -> bytes:
 def pack_document(value: object) -> bytes:
     """Return a blob of any value, as JSON.
 
-    Values without a JSON form are kept as near as possible: sets and arrays as lists, scalars of numpy as numbers,
-    models as their fields, and everything else as text. Nothing that a user puts into metadata makes this fail.
+    Values without a JSON form are converted to the nearest one: sets and arrays to lists, numpy scalars to numbers,
+    models to their fields, and everything else to text. Nothing that a user puts into metadata makes this fail.
     """
     try:
         return pack_json(to_json(value))
@@ -216,11 +216,11 @@ def _nearest(value: object) -> object:
 
 
 _MOST_SHOWN = 200
-"""Bytes that are shown as they are."""
+"""Maximum number of bytes that are shown in full."""
 
 
 def _readable(value: object) -> object:
-    """Return the nearest value that people read: of many bytes, such as an image's, their number and digest."""
+    """Return the nearest readable value: for more bytes than that, such as an image's, their number and digest."""
     if isinstance(value, bytes | bytearray | memoryview) and len(value) > _MOST_SHOWN:
         return f"<{len(value)} bytes, sha256 {sha256(value).hexdigest()[:16]}>"
     return _nearest(value)

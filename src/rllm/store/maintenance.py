@@ -66,7 +66,7 @@ def copy_store(source: TraceStore, target: TraceStore, on_progress: Callable[[Co
             if any(column_text(trace.id) not in known for trace in target.by_session(info.id)):
                 raise _differs(info)
         _wait(target.open_session(info.id, info.metadata, created_at=info.created_at) for info in missing)
-        # Turn by turn, because a turn is stored as what it adds to the turns that are durable.
+        # Turn by turn, because a turn is stored as a difference from turns that are already durable.
         for turn in zip_longest(*(source.by_session(info.id) for info in missing)):
             _wait(target.add([trace]) for trace in turn if trace is not None)
         _wait(target.annotate(source.credits(info.id)) for info in missing)
@@ -106,7 +106,7 @@ def _differs(info: SessionInfo) -> StoreError:
 
 
 def _comparable(records: Sequence[Trace] | Sequence[StepCredit]) -> list[bytes]:
-    """Return records as JSON, in which values that some databases cannot hold (NUL, NaN) equal what they become."""
+    """Return records as JSON, in which values that some databases cannot hold (NUL, NaN) equal their replacements."""
     values = ({item.name: getattr(record, item.name) for item in fields(record)} for record in records)
     return [any_to_json(record).replace(rb"\u0000", rb"\\x00") for record in values]
 
@@ -117,8 +117,8 @@ def _comparable(records: Sequence[Trace] | Sequence[StepCredit]) -> list[bytes]:
 def export_traces(traces: Iterable[Trace], path: Path, kind: ExportFormat) -> int:
     """Write traces to a file that appears in one step, and return their number.
 
-    JSON lines have one object for each trace, with the fields of `Trace`. A Parquet file has the same as columns, with
-    fields of no fixed form as JSON text.
+    JSON lines have one object for each trace, with the fields of `Trace`. A Parquet file has these fields as columns;
+    those without a fixed type are JSON text.
 
     Raises:
         ConfigError: if the file cannot be written.

@@ -1,7 +1,7 @@
 """Traces as rows of SQL stores, without the part that they share with an earlier trace of their session.
 
-The prompt of a conversation's turn begins with the prompt and the answer of the turn before, so that without deltas a
-session of n turns would take room in proportion to n squared. A trace that has a *base* is stored as "the first k ids
+The prompt of a conversation's turn begins with the prompt and the answer of the turn before, so without deltas the size
+of a session of n turns would be proportional to n squared. A trace that has a *base* is stored as "the first k ids
 and m messages of the base, and these fields of it", followed by its own. Only content that is equal is left out, and
 only if the writing transaction finds the base stored with exactly that content. Written traces are remembered by hashes
 alone, so that a process that runs for weeks stays small.
@@ -145,7 +145,7 @@ class Delta(NamedTuple):
 
 
 class EncodedTrace(NamedTuple):
-    """A whole trace as bytes: later changes to its messages cannot reach it, and it holds none of their objects."""
+    """A whole trace as bytes. It refers to none of the trace's objects, so later changes to them do not affect it."""
 
     session_id: str
     id: str
@@ -164,12 +164,13 @@ class EncodedTrace(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace, earlier: TraceFingerprint | None = None) -> EncodedTrace:
-        """Encode a trace; raise `StoreError` if its token ids are not whole numbers of 32 bits.
+        """Encode a trace; raise `StoreError` if a token id is not an unsigned integer of 32 bits.
 
         Messages that an earlier trace had are not hashed again one by one, so that a turn of a long conversation takes
         no longer than one of a short one.
         """
-        # Compressed by the writer's thread: that releases the interpreter's lock, which this thread would wait for.
+        # Compressed later, by the writer's thread: compression releases the interpreter's lock, and this thread would
+        # have to wait for it.
         arrays = {name: _ENCODE[kind](getattr(trace, name)) for name, kind in ARRAYS.items()}
         values = {name: value for name, default in _DOCUMENT_DEFAULTS if (value := getattr(trace, name)) != default}
         ends, hashes = array("Q"), array("q")
@@ -236,7 +237,7 @@ class RecentTraces:
     _sessions: OrderedDict[str, OrderedDict[str, TraceFingerprint]] = field(default_factory=OrderedDict)
 
     def parent_of(self, trace: Trace) -> TraceFingerprint | None:
-        """Return the parent of a trace, if it is remembered. Any thread may ask for it."""
+        """Return the parent of a trace, if it is remembered. Any thread may call this."""
         recent = self._sessions.get(trace.session_id)
         return recent.get(trace.parent_id or "") if recent else None
 
@@ -300,7 +301,7 @@ SCHEMA = 4
 """Version of the tables and of the blobs in them. A store of another version is refused."""
 
 _MAX_SESSION_BYTES = 2 * 1024 * 1024 * 1024
-"""Unpacked size of one session: a damaged row of a few bytes may stand for as many as another one has."""
+"""Limit on the unpacked size of one session: a damaged row of a few bytes may claim all the content of another row."""
 
 SESSION = "(SELECT seq FROM sessions WHERE id = ?)"
 
@@ -355,7 +356,7 @@ def wrong_schema(store: str, version: int) -> StoreError:
 
 @cache
 def insert_traces(count: int) -> str:
-    """Return the statement that inserts so many rows of `trace_to_row`."""
+    """Return the statement that inserts `count` rows of `trace_to_row`."""
     row = f"(?, ?{', ?' * len(TRACE_COLUMNS)})"
     return f"INSERT INTO traces (session, base, {', '.join(TRACE_COLUMNS)}) VALUES {', '.join([row] * count)}"
 
@@ -369,24 +370,24 @@ UPDATE_TRACE = (
 )
 """Takes a row of `trace_to_row`, and the `seq` of the row that it replaces."""
 
-# Unordered: SQLite would copy every blob to sort the rows, and the caller need not.
+# Unordered: to sort the rows, SQLite would copy every blob; the caller does not.
 SELECT_TRACES = f"SELECT seq, base, {', '.join(TRACE_COLUMNS)} FROM traces WHERE session = {SESSION}"
 """The rows of a session, for `rows_to_traces`."""
 
 _WHOLE_ROW = ("seq", "base", *TRACE_COLUMNS)
-# Whole rows in the recursion, so that none is looked up twice with a plan that follows from a guess at their number.
+# The recursion has whole rows. Looking them up afterwards could be slow, with a plan based on a guess at their number.
 SELECT_TRACE = (
     f"WITH RECURSIVE wanted AS (SELECT {', '.join(_WHOLE_ROW)} FROM traces WHERE session = {SESSION} AND id = ? "
     f"UNION ALL SELECT {', '.join(f'traces.{name}' for name in _WHOLE_ROW)} "
     "FROM wanted JOIN traces ON traces.seq = wanted.base) "
     "SELECT * FROM wanted"
 )
-"""The row of one trace of a session, and those of the traces that it is read with."""
+"""The row of one trace of a session, and those of its bases."""
 
 SELECT_LAST_CALL = f"SELECT MAX(started_at) FROM traces WHERE session = {SESSION}"
 
-# Reads through the index of (session, id), about 50 ms for a million traces: only people ask for this, and an index of
-# its own would make every write slower.
+# Scans the index of (session, id), which takes about 50 ms for a million traces. Only people ask for this, and an index
+# of trace ids would make every write slower.
 SELECT_SESSION_OF = "SELECT id FROM sessions WHERE seq = (SELECT session FROM traces WHERE id = ? LIMIT 1)"
 
 SELECT_SESSIONS = (
@@ -425,7 +426,7 @@ def rows_to_traces(found: Iterable[Row], session_id: str) -> list[tuple[int, int
 
     Raises:
         LookupError: if the base of a trace is missing.
-        ValueError: naming the trace that cannot be read.
+        ValueError: if a trace cannot be read; the message names it.
     """
     traces: dict[int, Trace] = {}
     bases: dict[int, int | None] = {}
@@ -441,7 +442,7 @@ def rows_to_traces(found: Iterable[Row], session_id: str) -> list[tuple[int, int
 
 
 def _row_to_trace(row: Row, session_id: str, base: Trace | None) -> tuple[Trace, int]:
-    """Return the trace, and its approximate size in bytes beside that of its base."""
+    """Return the trace, and the approximate number of bytes that it takes in addition to its base."""
     values = dict(zip(TRACE_COLUMNS, row, strict=True))
     del values["digest"]
     try:
@@ -466,7 +467,7 @@ def credit_to_row(credit: StepCredit) -> Row:
         if value is not None and kind in ("floats", "real"):
             value = (
                 pack_floats(floats_to_bytes(value)) if kind == "floats" else float(value)
-            )  # SQLite takes no scalars of numpy
+            )  # SQLite does not accept numpy scalars
         values.append(value)
     return (credit.session_id, *values)
 

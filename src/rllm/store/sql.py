@@ -1,4 +1,4 @@
-"""Trace store over a SQL database. How to connect and to insert in bulk differs between databases."""
+"""Trace store over a SQL database; connections and bulk inserts differ between databases."""
 
 from __future__ import annotations
 
@@ -39,13 +39,12 @@ class SqlConnection(Protocol):
     """A connection inside a transaction; `?` stands for a value in every statement."""
 
     lock: str
-    """Suffix of a SELECT that makes it wait for other writers of the rows, and keeps them away; empty if there are
-    none."""
+    """Suffix of a SELECT that locks its rows against other writers; empty if a transaction excludes them anyway."""
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> Cursor: ...
 
     def ensure_sessions(self, sessions: Mapping[str, float | None]) -> Mapping[str, int]:
-        """Create missing sessions, and keep other writers away from all of them.
+        """Create missing sessions, and lock all of them against other writers.
 
         Args:
             sessions: The creation time of each in Unix seconds; `None` for one that must not be created.
@@ -67,8 +66,8 @@ class SqlConnection(Protocol):
 class SqlTraceStore(ABC, Generic[R]):
     """The `TraceStore` protocol over SQL: one writer with group commit, and any number of readers.
 
-    Traces are turned into bytes before `add` returns. Values without a JSON form come back as the nearest one that has
-    one.
+    Traces are turned into bytes before `add` returns. Values without a JSON form are read back as the nearest ones with
+    such a form.
     """
 
     is_local: bool
@@ -114,7 +113,7 @@ class SqlTraceStore(ABC, Generic[R]):
         try:
             yield reader
         finally:
-            if not getattr(reader, "closed", False):  # a lost connection to a server
+            if not getattr(reader, "closed", False):  # it is if the server was lost
                 self._idle_readers.append(reader)
             if self._closed:
                 close_all(self._idle_readers)
@@ -196,7 +195,7 @@ class SqlTraceStore(ABC, Generic[R]):
 
     @contextmanager
     def _damage_named(self, session_id: str) -> Iterator[None]:
-        """Name the session whose rows cannot be read."""
+        """Convert errors from unreadable rows to a `StoreError` that names their session."""
         try:
             yield
         except UNREADABLE as error:
@@ -245,9 +244,9 @@ _Batch = tuple[list[EncodedTrace], SessionRef | None]
 
 
 class _AddTraces:
-    """Work of adding traces. It runs in the writer's thread and remembers the traces of its last transactions.
+    """Adds traces, in the writer's thread, and remembers those of its last transactions.
 
-    It is not informed of commits: traces of a transaction that was rolled back are not found in the database.
+    It does not know which transactions were committed: traces of one that was rolled back are not in the database.
     """
 
     def __init__(self) -> None:
@@ -332,7 +331,7 @@ def _merge_sessions(connection: SqlConnection, sessions: list[tuple[str, JSONObj
 def _delete(connection: SqlConnection, session_ids: list[str]) -> list[int]:
     counts = []
     for session_id in session_ids:
-        # Locked first, where a database locks rows: a trace that another process adds now comes before, or after.
+        # Lock the session first, in a database that locks rows: others add traces either before this, or after it.
         found = connection.execute(f"SELECT seq FROM sessions WHERE id = ?{connection.lock}", (session_id,)).fetchone()
         if found is None:
             counts.append(0)

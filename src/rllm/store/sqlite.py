@@ -1,7 +1,7 @@
-"""Trace store in one SQLite file: durable before it acknowledges, and readable by other processes while in use.
+"""Trace store in one SQLite file: completed writes are durable, and other processes can read it while it is in use.
 
-`application_id` identifies a file of rllm, and `user_version` is the version of its tables. Nothing is written to a
-file before both are known.
+`application_id` identifies a file of rllm, and `user_version` is the version of its tables. Both are checked before
+anything is written to a file.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SIZE = (
     "SELECT (p.page_count - f.freelist_count) * s.page_size "
     "FROM pragma_page_count() p, pragma_freelist_count() f, pragma_page_size() s"
 )
-"""Query of the bytes that are in use."""
+"""Query for the number of bytes in use."""
 PAGE_BYTES = 2048
-"""Traces take 2 to 7 kB, of which larger pages would waste up to a third."""
+"""Traces take 2 to 7 kB; larger pages would waste up to a third of the space."""
 _MAX_ROWS = 32
 """Rows per statement: enough to share its overhead, few enough that all sizes stay prepared."""
 _ROWS_READ = 64
@@ -49,7 +49,7 @@ _STEPS_AT_ONCE, _MAX_STEPS = 1_000_000, 400_000_000
 """Steps of SQLite's virtual machine in one query; a query that reads a million rows takes a few million."""
 _PLAIN = re.compile(r"CREATE (TABLE|(UNIQUE )?INDEX) ")
 _END_OF_NAME = bytes.fromhex("d9d505f920a163d7")
-"""End of a rollback journal that names a super-journal, as SQLite's file format has it."""
+"""End of a rollback journal that names a super-journal, defined by SQLite's file format."""
 
 _REMEDIES = {
     "SQLITE_BUSY": "another process is writing to this file: wait for it, or give each run a file of its own",
@@ -95,7 +95,7 @@ class SqliteTraceStore(SqlTraceStore[sqlite3.Connection]):
         return int(used)
 
     def _read(self, statement: str, *values: object) -> list[Row]:
-        check_is_there(self.path, self._file)  # before a reader of another file could join the others
+        check_is_there(self.path, self._file)  # before a reader of another file could join the pool
         with self._reader() as connection, _bounded(connection):
             found: list[Row] = []
             taken = 0
@@ -128,7 +128,7 @@ def _execute(connection: sqlite3.Connection, statement: str, values: Sequence[ob
 
 @contextmanager
 def _bounded(connection: sqlite3.Connection) -> Iterator[None]:
-    """Bound the steps of one query: pages of a damaged file may lead to each other in circles."""
+    """Limit the steps of one query: pages of a damaged file may refer to each other in circles."""
     rounds = iter(range(_MAX_STEPS // _STEPS_AT_ONCE))
     connection.set_progress_handler(lambda: next(rounds, None) is None, _STEPS_AT_ONCE)
     try:
@@ -143,7 +143,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def check_is_there(path: Path, file: tuple[int, int]) -> None:
-    """Raise `StoreError` if the opened file is no longer the one at this path: its content would be lost."""
+    """Raise `StoreError` if the opened file is no longer the one at this path: writes to it would be lost."""
     with suppress(OSError):
         if _identity(path) == file:
             return
@@ -303,7 +303,7 @@ def open_for_reading(path: Path, timeout_s: float) -> sqlite3.Connection:
 
 @contextmanager
 def _connection(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connection]:
-    """Yield a new connection in autocommit mode, and close it on errors. Several threads may use it in turns."""
+    """Yield a new connection in autocommit mode, and close it on errors. Several threads may take turns to use it."""
     connection = None
     try:
         connection = sqlite3.connect(
@@ -331,7 +331,7 @@ def _refuse_directory(path: Path) -> None:
 
 
 def _refuse_foreign_journal(path: Path) -> None:
-    """Refuse a rollback journal that names another file, as no trace store has one: SQLite would delete that file."""
+    """Refuse a rollback journal that names another file, which SQLite would delete; ours never name one."""
     try:
         with Path(f"{path}-journal").open("rb") as file:
             file.seek(-len(_END_OF_NAME), os.SEEK_END)

@@ -25,11 +25,11 @@ Work: TypeAlias = Callable[[C, list[P]], Sequence[T | StoreError]]
 """Executes several jobs of one kind: takes a connection and their payloads, returns a result or an error for each."""
 
 MAX_WAITING = 16_384
-"""Number of waiting jobs from which `submit` blocks: backpressure instead of dropped traces."""
+"""Number of waiting jobs at which `submit` blocks: backpressure instead of dropped traces."""
 
 
 class Database(Protocol[C_co]):
-    """Storage of a writer."""
+    """Storage that a writer commits to."""
 
     def transact(self, body: Callable[[C_co], T]) -> T:
         """Run `body` in one transaction. Its changes are durable on return, and rolled back if it raises."""
@@ -68,9 +68,9 @@ class GroupCommitWriter(Generic[C]):
         self._thread.start()
 
     def submit(self, work: Work[C, P, T], payload: P) -> Future[T]:
-        """Queue a job for the next transaction; raise `StoreError` if it is closed, or has no room for too long."""
+        """Queue a job for the next transaction; raise `StoreError` if the writer is closed, or full for too long."""
         job = _Job(work, payload, Future())
-        # From here on the job cannot be cancelled: a client that hangs up must not undo what it was answered.
+        # From here on the job cannot be cancelled: a client that disconnects must not undo a write.
         job.done.set_running_or_notify_cancel()
         with self._has_room:
             in_time = self._has_room.wait_for(lambda: self._closed or len(self._waiting) < MAX_WAITING, self._timeout_s)

@@ -1,8 +1,8 @@
 """Dialects: translations of the wire formats that agents speak to and from one chat request and answer.
 
 `base.py` has the base class, the checks of requests and shared helpers; each other module is a dialect with a table of
-its documented fields. Read `base.py` and `chat.py` first. A new dialect is a module here
-and a row in `rllm.capture.wire_formats`.
+its documented fields. Read `base.py` and `chat.py` first. A new dialect is a module here and a row in
+`rllm.capture.wire_formats`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHAT = DIALECTS[0]
 
 
 class CallPath(NamedTuple):
-    """Meaning of the path of a model call."""
+    """Parsed path of a model call."""
 
     dialect: Dialect
     template: str
@@ -49,7 +49,7 @@ _SESSIONS = "/sessions/"
 
 
 def find_call(path: str) -> CallPath | None:
-    """Return what the path of a request means, or `None` if it is not a model call's."""
+    """Return the parsed path of a request, or `None` if it is not that of a model call."""
     session_id, call = None, path
     if path.startswith(_SESSIONS):
         session_id, _, call = path.removeprefix(_SESSIONS).partition("/")

@@ -23,7 +23,7 @@ from rllm.types import JSONMapping, JSONObject, Message, Trace
 
 
 class StreamEncoder(Protocol):
-    """Encoder of one streamed answer. It holds everything that clients act on, such as tool calls, until `finish`."""
+    """Encoder of one streamed answer. Everything that clients act on, such as tool calls, waits until `finish`."""
 
     keep_alive: bytes
     """Bytes that may be sent between events while there is nothing else to send."""
@@ -63,7 +63,7 @@ class Dialect(ABC):
         """Return the request of a body and of the path it was sent to.
 
         Args:
-            body: of the HTTP request.
+            body: that of the HTTP request.
             path: the named parts of the path's template, and the `template` and `query` themselves.
 
         Raises:
@@ -81,7 +81,7 @@ class Dialect(ABC):
 
         Args:
             asked: the request.
-            earlier: the traces of the answers it refers to, as far as there are any.
+            earlier: the traces of the answers it refers to, as far as they exist.
 
         Raises:
             GatewayError: 400, if it is malformed, or asks for something that a chat completion cannot give.
@@ -137,7 +137,7 @@ T = TypeVar("T")
 
 _MAX_CHOICES = 128
 _MAX_STOPS = 128
-"""Each costs a search of the text with every piece."""
+"""Limit on stop strings: each one costs a search of the text with every piece."""
 _DEEPEST, _WRITTEN_DEEPEST = 200, 254
 """Maximum depth of a request, and of what orjson writes: the request with some levels of ours around its parts."""
 _CONTENT = (str, list, type(None))
@@ -320,7 +320,7 @@ COMMENT = b": keep-alive\n\n"
 
 
 def answer_json(answer: object) -> bytes:
-    """Return an answer, or a part of one, as JSON; the ids of a continued prompt are an array."""
+    """Return an answer, or a part of one, as JSON; its prompt ids may be in an array."""
     return orjson.dumps(answer, default=list)
 
 
@@ -352,7 +352,7 @@ def created_at(response: JSONMapping) -> int:
 
 
 def usage_of(response: JSONMapping) -> dict[str, int]:
-    """Return the numbers of prompt and completion tokens; counted where the server does not report them."""
+    """Return the numbers of prompt and completion tokens; counted if the server does not report them."""
     usage = response.get("usage") or {}
     prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     choices = response.get("choices") or ()
@@ -398,7 +398,7 @@ def arguments_text(given: JSONMapping) -> str:
 
 
 def content_of(value: Any, where: str, part: Callable[[JSONObject, str], JSONObject]) -> str | list[JSONObject]:
-    """Return a chat message's content, of a text, or of a list of the dialect's parts.
+    """Return a chat message's content, given a text or a list of the dialect's parts.
 
     Args:
         value: the text or list.

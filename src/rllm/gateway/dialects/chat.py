@@ -1,8 +1,8 @@
 """OpenAI's chat completions, which the gateway also speaks inside, and its older completions.
 
-A completion's prompt is token ids as they are, or a text as the only message of a chat. An upstream that speaks only
-chat completions renders a text through its chat template, as a user's message. Agents that need the bare prompt
-continued, as by a base model, send its ids; so does another gateway, whose prompts are exact.
+A completion's prompt of token ids is used unchanged; a text becomes the only message of a chat, which an upstream
+renders through its chat template as a user's message. Agents that need the bare prompt to be continued, as by a base
+model, send its ids; so does another gateway, whose prompts are exact.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ChatDialect(Dialect):
     needs = "'model' and 'messages'"
 
     def left_out(self, asked: JSONMapping) -> list[str]:
-        return []  # The upstream knows what it ignores.
+        return []  # The upstream reports the fields that it ignores.
 
     def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         check_chat(asked)
@@ -89,7 +89,7 @@ class _ChunkEncoder:
 
 
 class ChatStreamEncoder(_ChunkEncoder):
-    """Encoder of chunks as server-sent events, with tool calls whole."""
+    """Encoder of chunks as server-sent events, with each tool call in one piece."""
 
     def feed(self, chunks: list[JSONObject]) -> bytes:
         return b"".join(data_event(chunk) for chunk in chunks if self._is_sent(chunk))
@@ -112,7 +112,7 @@ class ChatStreamEncoder(_ChunkEncoder):
         return data_event(error.to_dict())
 
     def _is_sent(self, chunk: JSONObject) -> bool:
-        """Take out of a chunk what comes at the end; return whether anything remains."""
+        """Remove from a chunk everything that is sent at the end; return whether anything remains."""
         _fill_head(chunk, "chat.completion.chunk")
         strip(chunk, self._asked)
         usage = chunk.pop("usage", None)
@@ -147,7 +147,7 @@ def strip(answer: JSONObject, asked: JSONMapping) -> None:
             for name in _ID_FIELDS:
                 choice.pop(name, None)
         if not keep_logprobs and choice.get("logprobs") is not None:
-            # OpenAI answers null where log-probabilities were not asked for.
+            # OpenAI answers null if log-probabilities were not requested.
             choice["logprobs"] = None
 
 
@@ -203,7 +203,7 @@ class CompletionsDialect(Dialect):
 
 
 def completion_to_chat(asked: JSONMapping) -> JSONObject:
-    """Return the chat request of a completion request, without messages where the prompt is token ids.
+    """Return the chat request of a completion request, without messages if the prompt is token ids.
 
     Members that are not of this dialect are passed on.
 
@@ -243,7 +243,7 @@ def _prompt(asked: JSONMapping) -> str | list[int]:
 
 
 def completion_from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
-    """Return the completion of a chat completion, choice for choice."""
+    """Return a chat completion as a completion, choice by choice."""
     ids = _prompt_ids(response, asked)
     choices = [
         {**_choice(choice, position, text_of(choice.get("message") or {}), asked), **ids}
@@ -253,7 +253,7 @@ def completion_from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObjec
 
 
 def _prompt_ids(response: JSONMapping, asked: JSONMapping) -> JSONObject:
-    """Return the prompt's ids for a choice, where vLLM has them."""
+    """Return the prompt's ids as a field of a choice, where vLLM puts them."""
     return {"prompt_token_ids": response.get("prompt_token_ids")} if asked.get("return_token_ids") else {}
 
 
@@ -315,7 +315,7 @@ class CompletionsStreamEncoder(_ChunkEncoder):
 # --- answers of servers -----------------------------------------------------------------------------------------------
 
 
-# Fields that some servers omit and strict clients require, filled before an answer is captured or shown.
+# Some servers omit fields that strict clients require: they are filled in before an answer is captured and returned.
 
 
 def fill_missing_fields(response: JSONObject, model: str) -> None:

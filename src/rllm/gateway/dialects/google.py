@@ -1,6 +1,6 @@
 """Google's `generateContent` and `streamGenerateContent`: requests to chat requests, answers to candidates.
 
-The path holds the model and the way of answering: `/v1beta/models/MODEL:streamGenerateContent?alt=sse`. Names of
+The path has the model and the kind of answer: `/v1beta/models/MODEL:streamGenerateContent?alt=sse`. Names of
 fields may be in camel case or in snake case, as in Google's own API.
 """
 
@@ -179,7 +179,7 @@ def to_chat(asked: JSONMapping) -> JSONObject:
 
 
 def _messages(contents: list[JSONObject]) -> Iterable[Message]:
-    """Yield the messages of the contents: each function response is one of its own."""
+    """Yield the messages of the contents: each function response becomes a message."""
     unanswered: list[tuple[str, str]] = []  # Names and ids of calls.
     for position, content in enumerate(contents):
         where = f"contents[{position}].parts"
@@ -199,7 +199,7 @@ def _messages(contents: list[JSONObject]) -> Iterable[Message]:
 
 
 def _answer(parts: list[JSONObject], where: str) -> Message:
-    """Return the message of a model's content. Calls that have no id get one by their place."""
+    """Return the message of a model's content. Calls without an id get one made of their position."""
     texts: list[JSONObject] = []
     thoughts: list[str] = []
     calls: list[JSONObject] = []
@@ -212,7 +212,7 @@ def _answer(parts: list[JSONObject], where: str) -> Message:
             calls.append(tool_call(call_id, field(call, "name", str, f"{place}.functionCall"), arguments))
         elif part.get("thought"):
             thoughts.append(field(part, "text", str, place, ""))
-        elif part.get("text") != "" and part.keys() - {"thoughtSignature", "partMetadata"}:  # Not a signature alone.
+        elif part.get("text") != "" and part.keys() - {"thoughtSignature", "partMetadata"}:  # more than a signature
             texts.append(_part(part, place))
     return assistant_message(texts, thoughts, calls)
 
@@ -280,7 +280,7 @@ def _generation(config: JSONMapping) -> JSONObject:
 
 
 def _tools(tools: list[JSONObject], config: JSONMapping) -> JSONObject:
-    """Return `tools` and `tool_choice`; of allowed functions, only these are shown to the model."""
+    """Return `tools` and `tool_choice`; if only some functions are allowed, the model is shown only these."""
     functions: list[JSONObject] = []
     for position, tool in enumerate(tools):
         if tool.get("computerUse") is not None:

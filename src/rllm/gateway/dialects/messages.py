@@ -1,4 +1,4 @@
-"""Anthropic's messages: requests to chat requests; chat answers, chunks and errors to Anthropic's."""
+"""Anthropic's messages: translation of requests to chat requests, and of chat answers, chunks and errors back."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
         "stop_reason": reason,
         "stop_sequence": sequence,
         "usage": {
-            "input_tokens": usage["prompt"] - usage["cached"],  # Not what was read from a cache.
+            "input_tokens": usage["prompt"] - usage["cached"],  # Without those read from a cache.
             "output_tokens": usage["completion"],
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage["cached"],
@@ -330,7 +330,8 @@ def from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
 def _blocks(message: JSONMapping, signature: Any) -> Iterable[JSONObject]:
     """Yield the content blocks of an answer: at least one, because clients read the first without checking.
 
-    An answer that ended in its thinking has no text block: clients that want a structured answer would parse it.
+    An answer that ended in its thinking has no text block: clients that want a structured answer would parse an empty
+    one.
     """
     thought, text = reasoning_of(message), text_of(message) or message.get("refusal") or ""
     calls = message.get("tool_calls") or ()
@@ -358,7 +359,8 @@ class MessagesStreamEncoder:
     """Encoder that sends text and thinking as they come, and tool calls at the end, each with its whole input.
 
     Clients act on a tool call as soon as its block is complete, and an answer is not acknowledged before its trace is
-    durable. Besides, clients parse an input while it arrives and crash on invalid JSON, which untrained policies write.
+    durable. In addition, clients parse an input while it arrives and crash on invalid JSON, which untrained policies
+    write.
     """
 
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'

@@ -149,7 +149,7 @@ def head_of(response: JSONMapping, asked: JSONMapping) -> JSONObject:
 
 
 class ResponsesStreamEncoder:
-    """Encoder that sends reasoning and text as they come, and all that clients act on at the end, such as tool calls.
+    """Encoder that sends reasoning and text as they come, and all that clients act on, such as tool calls, at the end.
 
     An answer is not acknowledged before its trace is durable. Reasoning ends where the text begins; what an upstream
     adds to it later is in the last event only.

@@ -1,6 +1,6 @@
-"""OpenAI's responses: their items and tools, and requests as chat requests.
+"""OpenAI's responses: translation of requests, with their items and tools, to chat requests.
 
-`responses.py` has the way back. The conversation that a client leaves on the server is read from the store's
+`responses.py` translates answers back. A conversation that the client leaves to the server is read from the store's
 traces.
 """
 
@@ -27,9 +27,9 @@ from rllm.inference.parameters import Table
 from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
 
 INSTRUCTIONS_KEY = "rllm.instructions"
-"""Trace metadata: whether the first message is the request's `instructions`, which a continuation drops."""
+"""Metadata key of a trace: True if its first message is the request's `instructions`, which a continuation drops."""
 ENCRYPTED = "rllm:"
-"""Beginning of reasoning that clients carry as opaque text (it is not secret here)."""
+"""Prefix of reasoning that clients carry as opaque text (it is not encrypted here)."""
 CUSTOM_INPUT = "input"
 """Only argument of the function that stands for a custom tool, which takes plain text."""
 
@@ -190,7 +190,7 @@ class _InputReader:
         self._tools = tools
         self._turn: Message = {}
         self._answer: str | None = None
-        """Id of the response that the open turn is, as far as its items' ids name it."""
+        """Id of the response that the open turn comes from, if the ids of its items name it."""
         self._done: list[Message] = []
 
     def messages(self, given: Any) -> list[Message]:
@@ -221,7 +221,7 @@ class _InputReader:
             case "item_reference":
                 self._read(self._referenced(field(item, "id", str, where), where), where)
             case "additional_tools" | "configuration_update" | "mcp_list_tools":
-                pass  # `Tools` reads the former.
+                pass  # `Tools` reads additional tools.
             case other:
                 raise invalid(f"{where}.type={other!r}: this item has no counterpart in a chat completion", where)
 
@@ -232,7 +232,7 @@ class _InputReader:
             self._add({"role": role, "content": content})
             return
         if not content and self._turn:
-            return  # Some clients split an empty item off.
+            return  # Some clients add an empty item.
         self._begin_unless(item, "reasoning_content")
         self._turn["content"] = content
 
@@ -269,7 +269,7 @@ class _InputReader:
 
 
 def _thought(item: JSONMapping) -> str:
-    """Return the text of a reasoning item; clients keep one or another of its possible places."""
+    """Return the text of a reasoning item, from whichever of its fields the client has kept."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if isinstance(parts, list) and (text := text_of({"content": objects(parts, name)})):
@@ -315,7 +315,7 @@ def output_items(message: Message, response_id: str, asked: JSONMapping | None =
 
 
 def reasoning_item(own: str, thought: str) -> JSONObject:
-    """Return reasoning as an item; twice, because some clients send back only the opaque text."""
+    """Return an item that has the reasoning twice, because some clients send back only the opaque text."""
     return {
         "id": f"rs_{own}",
         "type": "reasoning",
@@ -345,7 +345,7 @@ def _call_item(own: str, position: int, call: JSONMapping, tools: Tools) -> JSON
     if not tool.is_custom:
         return {**item, "type": "function_call", "arguments": arguments}
     given = arguments_object(arguments).get(CUSTOM_INPUT)
-    # The sampled arguments themselves where they have another form.
+    # Arguments of another form are passed on as they were sampled.
     return {**item, "type": "custom_tool_call", "input": given if isinstance(given, str) else arguments}
 
 
@@ -382,17 +382,17 @@ class Tools:
         self._tools = {tool.chat_name: tool for each in given for tool in _flattened(each)}
 
     def chat_name(self, name: str, namespace: str) -> str:
-        """Return the chat's name of a tool; of one that the request does not have, its own name."""
+        """Return a tool's name in the chat; if the request does not have the tool, its own name."""
         found = (tool for tool in self._tools.values() if (tool.name, tool.namespace) == (name, namespace))
         return next((tool.chat_name for tool in found), name)
 
     def called(self, chat_name: str) -> Tool:
-        """Return the tool of a chat's name; an unknown one is taken for a function."""
+        """Return the tool with this name in the chat; an unknown one is treated as a function."""
         unknown = Tool(name=chat_name, namespace="", is_custom=False, function={})
         return self._tools.get(chat_name, unknown)
 
     def to_chat(self, choice: Any) -> JSONObject:
-        """Return `tools` and `tool_choice` of a chat; of a choice among some tools, only these are shown."""
+        """Return `tools` and `tool_choice` of a chat; if only some tools are allowed, the model is shown only these."""
         tools = list(self._tools.values())
         if isinstance(choice, dict):
             kind = choice.get("type")
@@ -422,7 +422,7 @@ _SHOWN = frozenset({"function", "custom", "namespace"})
 
 
 def _flattened(tool: JSONMapping, namespace: str = "") -> Iterable[Tool]:
-    """Yield the tools of a tool: none for one that OpenAI's servers run, several for a namespace.
+    """Yield the tools that one tool stands for: none if OpenAI's servers run it, several for a namespace.
 
     Raises:
         GatewayError: 400, if it is malformed, or if its client would run it and wait for calls that never come.

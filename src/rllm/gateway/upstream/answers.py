@@ -1,4 +1,4 @@
-"""Answers of upstreams: plain ones parsed fast, their fields checked, and their errors as ours.
+"""Parsing of upstreams' answers: a fast path for plain ones, checks of their fields, and conversion of their errors.
 
 Nearly every event of a stream carries only text and tokens. Such events are decoded straight into four values, without
 a dictionary for every token, and those that arrived together become one chunk: the network merges events as it likes
@@ -30,14 +30,14 @@ _DAY_S = 86_400.0
 MAX_ANSWER_VALUE_BYTES = 512 * 1024 * 1024
 """See `check_values`: more than the longest answer takes with an entry for every token."""
 _PERMANENT = ("insufficient_quota", "billing_hard_limit_reached")
-"""Codes of status 429 that no waiting helps against."""
+"""Codes of answers with status 429 after which waiting does not help."""
 
 
 def json_object(status: int, body: bytes, headers: Mapping[str, str]) -> JSONObject:
     """Return the body of a successful answer.
 
     Raises:
-        UpstreamError: if the status is another than 200, or if the body is not a JSON object.
+        UpstreamError: if the status is not 200, or if the body is not a JSON object.
     """
     if status != 200:
         raise refusal_of(status, body, headers)
@@ -110,7 +110,7 @@ def check_answer(answer: JSONObject) -> None:
     """Check a completion, or a chunk of one.
 
     Raises:
-        UpstreamError: naming the field whose type is wrong.
+        UpstreamError: if a field has the wrong type; the message names it.
     """
     _check(answer, _AnswerWithIds)
 
@@ -124,7 +124,7 @@ def _check(answer: JSONObject, shape: type[msgspec.Struct]) -> None:
     try:
         msgspec.convert(answer, shape)
     except msgspec.ValidationError as error:
-        raise UpstreamError(f"the upstream's answer is not what was asked for: {error}") from error
+        raise UpstreamError(f"the upstream's answer is malformed: {error}") from error
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -219,13 +219,13 @@ class _AnswerWithIds(_Answer, gc=False):
 
 
 def parse_plain_answer(body: bytes) -> JSONObject | None:
-    """Return a chat completion that has `logprobs.token_logprobs` for `logprobs.content`; `None` if not a plain one.
+    """Parse a plain chat completion, with `logprobs.token_logprobs` for `logprobs.content`; return `None` for others.
 
     Args:
-        body: of the HTTP answer.
+        body: that of the HTTP answer.
 
     Raises:
-        UpstreamError: if one of its fields has another type than it should.
+        UpstreamError: if a field has the wrong type.
     """
     try:
         check_values(body, limit=MAX_ANSWER_VALUE_BYTES)
@@ -295,7 +295,7 @@ def parse_events(events: Sequence[bytes], *, logprob_details: bool) -> list[JSON
         logprob_details: keep token texts and alternatives. Otherwise the bare numbers are in `logprobs.token_logprobs`.
 
     Raises:
-        UpstreamError: if one of them is not a JSON object, or a field of it has another type than it should.
+        UpstreamError: if one of them is not a JSON object, or has a field of the wrong type.
     """
     if logprob_details:
         return [_parse(payload) for payload in events]
@@ -315,7 +315,7 @@ def parse_events(events: Sequence[bytes], *, logprob_details: bool) -> list[JSON
             run = _Run(text_chunk)
             runs.append(run)
             chunks.append(run.chunk)
-        # Taken out at once, so that the next event finds its memory where this one's was.
+        # Values are taken out at once, so that the next event reuses the memory of this one.
         run.texts.append(choice.delta.content)
         run.ids += choice.token_ids
         if logprobs is not None:
@@ -339,7 +339,7 @@ def _parse(payload: bytes) -> JSONObject:
 
 
 def _with_bare_logprobs(chunk: JSONObject) -> JSONObject:
-    """Return the chunk with bare log-probabilities, as merged ones have, unless ids must be read from their texts."""
+    """Return the chunk with bare log-probabilities, like a merged one, unless ids must be read from its token texts."""
     for choice in chunk.get("choices") or ():
         entries = (choice.get("logprobs") or {}).get("content")
         if entries is None or (choice.get("token_ids") is None and has_labels(entries)):
@@ -350,7 +350,7 @@ def _with_bare_logprobs(chunk: JSONObject) -> JSONObject:
 
 
 class _Run:
-    """Text chunks of one choice that follow each other, as one."""
+    """Consecutive text chunks of one choice, merged into one."""
 
     __slots__ = ("chunk", "delta", "ids", "index", "is_bare", "numbers", "texts")
 
@@ -382,7 +382,7 @@ class _Run:
             self.chunk["system_fingerprint"] = first.system_fingerprint
 
 
-# What a text chunk may hold. Anything else, and anything but null where null is expected, makes it an ordinary chunk.
+# Fields of a text chunk. A chunk with another field, or with a value where null is expected, is parsed as any other.
 
 
 class _TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -398,7 +398,7 @@ class _TextChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     index: int
     delta: _TextDelta
     token_ids: list[int]
-    """Without them the ids may stand in the texts of the log-probabilities, which are not kept here."""
+    """Required: without them the ids may be in the texts of the log-probabilities, which are dropped here."""
     logprobs: _Entries | None = None
     finish_reason: None = None
     stop_reason: None = None

@@ -18,8 +18,7 @@ FACTS_KEY = "rllm"
 parameters in effect. `rllm serve` sends it too, so the facts survive a gateway in front of a gateway."""
 
 UPSTREAM_KEY = "rllm.upstream"
-"""Key of a trace's metadata for the route of its call: `{"replica", "retries", "updated_to"}`, as far as there is
-any."""
+"""Metadata key of a trace: the route of its call, `{"replica", "retries", "updated_to"}`, as far as these exist."""
 
 
 @dataclass(slots=True)
@@ -34,28 +33,28 @@ class Route:
     """End of the call's time, waiting and retries included, on `time.monotonic`'s clock; `None` until a pool sets
     it."""
     replica: str | None = None
-    """Address that answered, where there are several."""
+    """Address that answered, if there are several."""
     weight_version: int | None = None
     """Published weight version when the call reached the replica."""
     updated_to: int | None = None
-    """Published weight version when the call ended, if it is another."""
+    """Published weight version when the call ended, if it had changed."""
     is_passed_on: bool = False
     """True if the agent has some of the answer, so that the call cannot be retried."""
     queue_s: float = 0.0
-    """Seconds for which the call waited in all."""
+    """Total seconds for which the call waited."""
     retries: list[JSONObject] = field(default_factory=list)
-    """Failed attempts: `{"replica", "fault", "status", "error", "lost_s"}` each."""
+    """Failed attempts, each as `{"replica", "fault", "status", "error", "lost_s"}`."""
     ignored: str = ""
     """Fields of the request without effect at the upstream, as another gateway names them in its header."""
 
     def timings(self) -> Mapping[str, float]:
-        """Return what to add to the trace's timings."""
+        """Return the entries to add to the trace's timings."""
         if not self.queue_s and not self.retries:
             return {}
         return {"queue_s": self.queue_s, "retry_s": sum(retry["lost_s"] for retry in self.retries)}
 
     def notes(self) -> JSONMapping:
-        """Return what to add to the trace's metadata."""
+        """Return the entries to add to the trace's metadata."""
         if self.replica is None and not self.retries and self.updated_to is None:
             return {}
         known = {"replica": self.replica, "retries": self.retries or None, "updated_to": self.updated_to}
@@ -69,15 +68,15 @@ class UpstreamCall:
     id: str
     """Id of the answer."""
     request: JSONMapping
-    """As `Upstream.prepare` made it."""
+    """Request from `Upstream.prepare`."""
     prompt_ids: Sequence[int] | None = None
-    """Prompt in place of the messages: from `Upstream.continued_prompt`, or of an agent that sent ids. In the latter
+    """Prompt in place of the messages: from `Upstream.continued_prompt`, or from an agent that sent ids. In the latter
     case there are no messages, and the whole text is the answer."""
     logprob_details: bool = True
-    """Ask for token texts and alternatives beside the log-probabilities. Otherwise the bare numbers may be in
+    """Ask for token texts and alternatives with the log-probabilities. Otherwise the bare numbers may be in
     `logprobs.token_logprobs`."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers for the HTTP request, where there is one."""
+    """Headers for the HTTP request, if there is one."""
     route: Route = field(default_factory=Route)
     """Route of the call, which the upstream fills in."""
 
@@ -86,7 +85,7 @@ class Upstream(Protocol):
     """Answers chat requests in the shape of vLLM's chat completions, token fields included."""
 
     def prepare(self, request: JSONMapping) -> JSONObject:
-        """Return the request that will really be sent: sampling parameters explicit, token fields asked for.
+        """Return the request to send, with explicit sampling parameters, and asking for token fields.
 
         Raises:
             ConfigError: if a parameter is of the wrong type or out of range, or if the upstream refuses it.
@@ -96,18 +95,18 @@ class Upstream(Protocol):
     def ignored(self, request: JSONMapping) -> Sequence[str]:
         """Return the fields of a chat request that are known to have no effect there.
 
-        They are keys of `rllm.inference.parameters`; a server's are not known.
+        They are keys of `rllm.inference.parameters`; those that a server ignores are not known.
         """
         ...
 
     def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> Sequence[int] | None:
         """Return the prompt ids that continue exactly the tokens of an earlier answer.
 
+        `None` if the upstream takes only messages, or if its template cannot continue from there.
+
         Args:
             request: a prepared one.
             prior: the earlier call that its messages begin with.
-
-        Returns `None` where the upstream takes nothing but messages, or where its template cannot continue from there.
         """
         ...
 
@@ -124,12 +123,12 @@ class Upstream(Protocol):
         ...
 
     def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
-        """Yield the answer's chunks, as many at a time as one network read brought.
+        """Yield the answer's chunks, in batches of those that one network read brought.
 
         Closing the generator early cancels the generation.
 
         Raises:
-            InferenceError: before the first chunks or after any.
+            InferenceError: before the first batch, or after any.
         """
         ...
 

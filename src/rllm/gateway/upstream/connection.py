@@ -1,9 +1,9 @@
 """HTTP/1.1 to one server over kept-alive connections: just what forwarding a call needs.
 
-It is the one piece of own plumbing that the gateway keeps. With aiohttp in its place (no decompression, no cookies, no
+It is used instead of a general HTTP client because with aiohttp in its place (no decompression, no cookies, no
 connection limit), the gateway of `benchmarks/gateway.py` needs 17 % more CPU for whole answers and 31 % more for
-streams. So this is a protocol on the parser that the server uses too, and not a general client: no redirects, cookies,
-compression or proxies. A read returns whatever has arrived, in however many HTTP chunks.
+streams. It is a protocol on the parser that the server uses too, without redirects, cookies, compression or proxies. A
+read returns whatever has arrived, in however many HTTP chunks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MAX_BUFFERED = 1024 * 1024
 
 
 _REST_S = 1.0
-"""Seconds by which the end of the HTTP message may follow the last event."""
+"""Seconds to wait for the end of the HTTP message after the last event."""
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Several times what the longest answers need with an entry for every token; more would be a server gone wrong."""
+"""Several times the size of the longest answers with an entry for every token; more would be a fault of the server."""
 
 MAX_STREAM_BYTES = 4 * MAX_ANSWER_BYTES
 """Limit for all events of a stream, each of which repeats the answer's metadata."""
@@ -54,8 +54,8 @@ class HTTPConnections:
     ) -> Connection:
         """Send a request on an idle or a new connection, and return it with the head of the answer.
 
-        `release` it after reading the body; before its end, this closes the connection, so that the server stops. A
-        kept connection that breaks off before any byte of the answer is replaced by a new one: the server may have
+        Call `release` after reading the body; earlier, it closes the connection, so that the server stops. A kept
+        connection that breaks off before any byte of the answer is replaced by a new one: the server may have
         closed it meanwhile.
 
         Args:
@@ -63,7 +63,7 @@ class HTTPConnections:
             path: follows the base URL.
             headers: further headers.
             body: whole body of the request.
-            deadline: end of the exchange, on `time.monotonic`'s clock, in the place of the total time.
+            deadline: end of the exchange, on `time.monotonic`'s clock, in place of the total time.
 
         Raises (here, and on reading):
             TimeoutError: if the server is silent for too long, or not done in the total time.
@@ -188,12 +188,12 @@ class Connection(asyncio.Protocol):
     async def pass_over_rest(self) -> None:
         """Read to the end of the HTTP message, if it comes soon, so that the connection can be reused."""
         self._deadline = min(self._deadline, time.monotonic() + _REST_S)
-        with suppress(OSError):  # too late, or broken off: nothing is lost with it but the connection
+        with suppress(OSError):  # too late, or broken off: only the connection is lost
             while await self.read_some():
                 pass
 
     def close(self) -> None:
-        """Break off at once."""
+        """Abort the connection."""
         self._failure = self._failure or ConnectionAbortedError("the connection was closed")
         self._transport.abort()
 
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods and another parent.
@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
         self._failure = self._failure or error or ConnectionResetError("the server closed the connection")
         self._wake()
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")

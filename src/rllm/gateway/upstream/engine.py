@@ -38,7 +38,7 @@ class EngineUpstream:
         if self._detailed is not None:
             self._detailed.check_request(request)
         ignored = self.ignored(request)
-        log_ignored(ignored)  # what a session imposes, since the client's own is logged by then
+        log_ignored(ignored)  # fields that a session imposes; those of the client are logged already
         left_out = {field_of(key) for key in ignored if "." not in key} - {"tools"}
         sampling = SamplingParams.from_request(request).to_dict()
         sent = {
@@ -109,7 +109,7 @@ class EngineUpstream:
         return [{"id": self.model_name, "object": "model", "created": 0, "owned_by": "rllm"}]
 
     async def check(self) -> None:
-        """Return: an engine in this process is always there."""
+        """Do nothing: an engine in this process is always available."""
 
     async def close(self) -> None:
         """Do nothing: the engine is its caller's."""
@@ -119,7 +119,7 @@ class EngineUpstream:
             raise ConfigError(f"prompt: {type(self.engine).__name__} takes no token ids: send messages, or a text")
 
     def _describe(self, call: UpstreamCall) -> Callable[..., JSONObject]:
-        """Return what writes log-probabilities, with the texts and alternatives of the tokens where they are wanted."""
+        """Return a function that writes log-probabilities, with texts and alternatives of tokens if asked for."""
         if self._detailed is None or not call.logprob_details or call.request.get("return_tokens_as_token_ids"):
             return logprobs_of
         return partial(logprobs_of, bytes_of=self._detailed.token_bytes)
@@ -179,7 +179,8 @@ def _engine_at_work() -> Iterator[None]:
     """Turn anything that an engine raises into a failure of its call, unless the call was ended from outside.
 
     Raises:
-        InferenceError: 503, in the place of a cancellation of the engine's own, or of what would end this process.
+        InferenceError: 503, in place of a cancellation by the engine itself, or of an error that would end this
+        process.
     """
     try:
         yield
@@ -247,7 +248,7 @@ def _num_choices(request: JSONMapping) -> int:
 
 
 def _present(sampling: JSONMapping) -> JSONObject:
-    """Return the fields with values; tuples become lists, as they come back from a store."""
+    """Return the fields with values; tuples become lists, as stores return them."""
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in sampling.items()
@@ -266,13 +267,13 @@ def _usage(outputs: Sequence[ModelOutput]) -> dict[str, int]:
 
 
 def _queued(outputs: Sequence[ModelOutput]) -> float:
-    """Return the seconds that the call waited in the engine's queue, where the engine reports them."""
+    """Return the seconds that the call waited in the engine's queue, if the engine reports them."""
     return max((float(output.metrics.get("queue_s", 0.0)) for output in outputs), default=0.0)
 
 
 def _facts(outputs: Sequence[ModelOutput]) -> JSONObject:
     versions = [output.weight_version for output in outputs if output.weight_version is not None]
-    # An update may fall between the choices of one call: its version is that of the first, the oldest weights.
+    # The weights may be updated between the choices of one call; its version is that of the oldest.
     oldest = min(versions, default=None)
     # A choice that newer weights sampled entirely has an update before its first token.
     begun = [[] if output.weight_version in (None, oldest) else [[0, output.weight_version]] for output in outputs]

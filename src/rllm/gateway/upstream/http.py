@@ -50,7 +50,7 @@ UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
 
 _EXPLICIT: dict[UpstreamKind, JSONObject] = {
-    # All that a model's generation_config.json may change on the server, at the values that change nothing.
+    # Every parameter that a model's generation_config.json may change on the server, at its neutral value.
     "vllm": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
     "openai": {"temperature": 1.0, "top_p": 1.0},
 }
@@ -58,7 +58,7 @@ _EXPLICIT: dict[UpstreamKind, JSONObject] = {
 _DONE = b"[DONE]"
 _MAX_MODELS_BYTES = 8 * LARGE
 _MIN_KEY_LENGTH = 8
-"""Characters that make a key more than a word such as `EMPTY`, which a server without keys is given."""
+"""Length from which a key is treated as a secret: servers without keys are given words such as `EMPTY`."""
 _NOT_IN_URLS = re.compile(r"[^!-~]|[\\\"<>^`{|}]")
 _ID_PREFIX = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_|msg_)")
 """Prefixes of the dialects for a call's id."""
@@ -147,7 +147,7 @@ class HTTPUpstream:
         if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
             return await self.complete(shorter)
         read = partial(_read_answer, call, answer.status, body, answer.headers)
-        # All other calls would wait meanwhile.
+        # A large answer is read in a thread, so that other calls do not have to wait.
         parsed = {**(read() if len(body) < LARGE else await asyncio.to_thread(read)), **self._facts}
         chunks = self._completion_chunks(call)
         return parsed if chunks is None else chat_answer(parsed, chunks)
@@ -191,7 +191,7 @@ class HTTPUpstream:
                     yield batch
 
     async def _refused(self, call: UpstreamCall, answer: Connection) -> UpstreamCall | None:
-        """Return the call to retry without its limit, where that was refused; `None` where a stream has begun.
+        """Return the call to retry without its limit, if that was refused; `None` if a stream has begun.
 
         Raises:
             UpstreamError: if the call was refused for another reason.
@@ -320,7 +320,7 @@ def _read_answer(call: UpstreamCall, status: int, body: bytes, headers: Mapping[
 
 
 def _without_limit(call: UpstreamCall, status: int, body: bytes) -> UpstreamCall | None:
-    """Return the call without its limit; `None` if its limit was not the reason of a refusal.
+    """Return the call without its limit; `None` if its limit was not the reason for a refusal.
 
     Agents ask for tens of thousands of tokens without knowing the model's context, and servers refuse what does not
     fit.

@@ -1,4 +1,4 @@
-"""A server that is trained with as the upstream of a gateway, and as the engine of agents in this process."""
+"""Inference server of a training run, as the upstream of a gateway and as the engine of agents in this process."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class ServedEngine:
         """Nothing is sent before the first call.
 
         Args:
-            url: of the server, up to and including `/v1`.
-            model: the name that it serves the policy under.
-            tokens: of the policy's tokenizer.
+            url: URL of the server, up to and including `/v1`.
+            model: name under which it serves the policy.
+            tokens: prompts and answers by the policy's tokenizer.
             facts: facts about every answer, see `FACTS_KEY`.
-            is_ready: returns whether calls may go there; while it is false they wait.
-            failure: returns the error for which it will never be ready again, if any; then calls fail with it.
-            api_key: the server's, if it needs one.
-            hold_timeout_s: how long calls are held while it is not ready.
+            is_ready: returns whether calls may be sent; until then they wait.
+            failure: returns the error after which the server will never be ready again, if any; calls fail with it.
+            api_key: the server's key, if it needs one.
+            hold_timeout_s: seconds for which calls wait while it is not ready.
         """
         self._url = url
         self._connect = partial(
@@ -77,11 +77,11 @@ class ServedEngine:
             raise UpstreamError(str(failure), status_code=503, fault="lost") from failure
         if not self._is_ready():
             raise UpstreamError(
-                f"the upstream {self._url} is being brought back with the current weights", fault="unreachable"
+                f"the upstream {self._url} is being restarted with the current weights", fault="unreachable"
             )
 
     def publish(self, weight_version: int) -> None:
-        """Note which weights the server has from now on. From any thread."""
+        """Set the version of the weights that the server has from now on. Thread-safe."""
         with self._lock:
             self.weight_version = weight_version
             for pool in self._pools:
@@ -97,7 +97,7 @@ class ServedEngine:
         call = UpstreamCall(
             id=f"call-{new_id()}", request=upstream.prepare(asked), prompt_ids=prompt_ids, logprob_details=False
         )
-        with self._lock:  # One thread has the connections for all event loops: agents may have one for each rollout.
+        with self._lock:  # One thread has the connections for all event loops: each rollout may have its own loop.
             thread = self._thread = self._thread or EventLoopThread(f"calls to {self._url}")
         answer = await thread.run(partial(upstream.complete, call))
         sampling = {name: call.request[name] for name in SAMPLING_FIELDS if name in call.request}

@@ -1,10 +1,10 @@
 """Several replicas of one inference server as one upstream.
 
 Calls of one session go to one replica, which has their prompts in its prefix cache: rendezvous hashing with bounded
-loads. Calls wait while no replica answers: clients give up at the first 429 or 5xx. A call that got no answer is
-retried, on another replica first, unless some of its answer has been passed on. Pausing holds new calls around an
-update of weights. Limits of calls in progress belong to the servers, which have queues of their own; replicas that come
-and go, and other kinds of balancing, to a load balancer.
+loads. Calls wait while no replica answers, because clients give up at the first 429 or 5xx. A call that got no answer
+is retried, on another replica first, unless some of its answer has been passed on. Pausing holds new calls around an
+update of weights. Limits on calls in progress are left to the servers, which have queues of their own; replicas that
+come and go, and other kinds of balancing, are left to a load balancer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rllm.types import JSONMapping, JSONObject, Message
 
 logger = logging.getLogger(__name__)
 
-# A call that a replica had when it died may be what kills replicas.
+# A call during which several replicas have died may be the cause of it.
 _MAX_BROKEN_OFF = 2
 # `hold_timeout_s` bounds each wait, this bounds their number.
 _MAX_RETRIES = 16
-# A replica gets at most so many times its equal part of the calls in progress, whatever the hash.
+# A replica gets at most this multiple of an equal share of the calls in progress, whatever the hash.
 _LOAD_FACTOR = 1.25
 # Seconds before the first check of a replica that is down, and after its first refusal; doubled each time.
 _FIRST_PAUSE_S = 0.25
@@ -70,7 +70,7 @@ class Replica:
         return self._usable_from == math.inf
 
     def refused(self, error: UpstreamError, rest_s: float) -> float:
-        """Rest for so many seconds after a refusal, or as many as the server asks for; return how many are left."""
+        """Rest for `rest_s` seconds after a refusal, or as long as the server asks for; return the seconds left."""
         if self.up:  # Of many calls that are refused together, the first one counts.
             rest_s = min(error.retry_after_s or rest_s, _MAX_REST_S)
             self._usable_from = time.monotonic() + rest_s
@@ -87,7 +87,7 @@ class Replica:
             logger.warning("upstream %s is down, and gets no calls until it answers: %s", self.address, error)
 
     async def check(self) -> None:
-        """Check that the server answers, and mark the replica as up or down; silence marks nothing.
+        """Check that the server answers, and mark the replica as up or down; a timeout changes neither.
 
         Raises:
             InferenceError: if it does not answer.
@@ -134,12 +134,12 @@ class UpstreamPool:
         """Nothing is sent before the first call.
 
         Args:
-            urls: of the replicas, which must serve the same model.
+            urls: URLs of the replicas, which must serve the same model.
             connect: makes the upstream of a URL.
             config: limits.
 
         Raises:
-            ConfigError: if there is no URL, one twice, or one that is not a web address.
+            ConfigError: if there is no URL, if one is given twice, or if one is not a web address.
         """
         if not urls:
             raise ConfigError("upstream: give the base URL of at least one inference server")
@@ -228,7 +228,7 @@ class UpstreamPool:
             replica.recovery = None
             await replica.upstream.close()
 
-    # Operating it.
+    # Operation.
 
     @property
     def in_flight(self) -> int:
@@ -245,12 +245,12 @@ class UpstreamPool:
         self.paused = True
 
     def resume(self) -> None:
-        """Let calls go again."""
+        """Release held calls, and hold no more."""
         self.paused = False
         self._wake_all()
 
     def publish(self, weight_version: int) -> None:
-        """Note the weights that all replicas have from now on; every trace names those that answered it."""
+        """Set the version of the weights that all replicas have from now on; traces record it."""
         self.weight_version = weight_version
 
     def to_dict(self) -> JSONObject:
@@ -267,7 +267,7 @@ class UpstreamPool:
 
     @contextmanager
     def _attempt(self, replica: Replica, route: Route) -> Iterator[None]:
-        """Swallow the failure of one attempt at a call if the call is to be retried, and give the replica back."""
+        """Suppress the failure of one attempt at a call if the call is to be retried; release the replica anyway."""
         began = time.monotonic()
         try:
             yield
@@ -284,7 +284,7 @@ class UpstreamPool:
         """Return a replica for the call, which counts as in progress there.
 
         Raises:
-            UpstreamError: if there is none in time.
+            UpstreamError: if none is available in time.
         """
         if route.deadline is None:
             route.deadline = time.monotonic() + self._config.total_timeout_s
@@ -384,7 +384,7 @@ class UpstreamPool:
         if time.monotonic() >= deadline:
             why = "they are paused" if self.paused else "they are down"
             return UpstreamError(
-                f"the call took its total time of {self._config.total_timeout_s:g} s: no upstream took it, as {why}",
+                f"no upstream took the call within its total time of {self._config.total_timeout_s:g} s: {why}",
                 status_code=504,
             )
         return UpstreamError(
@@ -402,5 +402,5 @@ def _backoff_s(num_failures: int, longest_s: float) -> float:
 
 
 def preference(session_id: str, address: str) -> bytes:
-    """Return a session's preference for a replica: the lowest is first."""
+    """Return a session's preference for a replica: the lowest value comes first."""
     return blake2b(f"{session_id}\0{address}".encode(errors="surrogatepass"), digest_size=8).digest()

@@ -32,16 +32,16 @@ from rllm.types import JSONMapping, JSONObject, Message
 logger = logging.getLogger(__name__)
 
 _RENDERED_OTHERWISE = ("chat_template", "documents", "continue_final_message")
-"""Fields by which a server prints messages otherwise than the model's template does here."""
+"""Fields that make a server render messages differently from the model's template here."""
 
 
 class TokenPrompts:
-    """Prompts and answers as tokens, of a served model's tokenizer."""
+    """Conversion between messages and tokens, with the tokenizer and the template of a served model."""
 
     def __init__(self, tokenizer: Any, tool_format: str | None = None) -> None:
         """`tool_format` names the server's parser of tool calls; by default the template shows it."""
         self._template = ChatTemplate(tokenizer)
-        _ = self._template.shape  # refuses a template that prints nothing of users
+        _ = self._template.shape  # raises for a template that does not print users' messages
         self._continuation = Continuation(tokenizer, self._template)
         name = tool_format or tool_format_of_template(self._template.text)
         chosen = tool_parser(name or DEFAULT_FORMAT)
@@ -52,10 +52,10 @@ class TokenPrompts:
 
     @classmethod
     def load(cls, path: str, chat_template: Path | None = None) -> TokenPrompts:
-        """Load the tokenizer of a model folder or hub id; `chat_template` is the server's, if not the model's own.
+        """Load the tokenizer of a model folder or hub id; `chat_template` is the server's, if it is not the model's.
 
         Raises:
-            ConfigError: if there is none there, or it has no chat template, or the named one cannot be used.
+            ConfigError: if there is no tokenizer, or it has no chat template, or the named one cannot be used.
             MissingDependencyError: without transformers.
         """
         with needed("transformers", "train", "a tokenizer for exact turns"):
@@ -78,7 +78,7 @@ class TokenPrompts:
         return self._template.lost(messages, tools)
 
     def continued(self, request: JSONMapping, prior: PriorAnswer) -> Sequence[int] | None:
-        """See `Upstream.continued_prompt`. What a text completion cannot do is left to the server's own rendering."""
+        """See `Upstream.continued_prompt`. Requests beyond a text completion are left to the server's own rendering."""
         if request.get("tool_choice") not in (None, "auto", "none") or request.get("response_format"):
             return None
         if request.get("top_logprobs") or request.get("add_generation_prompt") is False:
@@ -104,7 +104,7 @@ class TokenPrompts:
             return None
 
     def note_quoted(self, messages: Sequence[Message]) -> None:
-        """Log once that a prompt which the server renders itself quotes control tokens, if it does."""
+        """Log once if a prompt that the server renders itself quotes control tokens."""
         quoted = () if self._has_noted else self._template.control_tokens.quoted_in(messages)
         if quoted:
             self._has_noted = True
@@ -153,7 +153,7 @@ def for_template(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _joined(contents: Sequence[Any]) -> str | list[JSONObject]:
-    """Join texts as paragraphs of one text; where there are parts, all as parts."""
+    """Join texts as paragraphs of one text; if any content has parts, return all as parts."""
     if all(content is None or isinstance(content, str) for content in contents):
         return "\n\n".join(content for content in contents if content)
     return [
@@ -174,12 +174,12 @@ def logprobs_of(
 
     Args:
         token_ids: sampled ids.
-        logprobs: one of each id.
-        bytes_of: the bytes of a token, where they are known and wanted.
-        alternatives: of each token, ids and log-probabilities for `top_logprobs`.
+        logprobs: one for each id.
+        bytes_of: returns the bytes of a token, if they are known and wanted.
+        alternatives: for each token, ids and log-probabilities for `top_logprobs`.
 
     Raises:
-        TokenMismatchError: if there are not as many as ids.
+        TokenMismatchError: if there are not as many log-probabilities as ids.
     """
     if len(token_ids) != len(logprobs):
         raise TokenMismatchError(
@@ -210,13 +210,13 @@ _OF_CHAT = frozenset(
     """messages tools tool_choice parallel_tool_calls max_completion_tokens top_logprobs chat_template_kwargs
     add_generation_prompt continue_final_message response_format echo""".split()
 )
-"""Fields that a text completion does not take, or takes otherwise."""
+"""Fields that a text completion does not take, or takes with another meaning."""
 
 
 def completion_request(request: JSONMapping, prompt_ids: Sequence[int]) -> JSONObject:
     """Return the chat request as one for a text completion of these tokens."""
     sent = {name: value for name, value in request.items() if name not in _OF_CHAT}
-    # Without a limit a chat answer is as long as there is room for, and a completion has sixteen tokens.
+    # Without a limit a chat answer may fill the context, but a completion has sixteen tokens unless this is null.
     sent["max_tokens"] = request.get("max_completion_tokens", request.get("max_tokens"))
     return {**sent, "prompt": list(prompt_ids), "logprobs": request.get("top_logprobs") or 0}
 
