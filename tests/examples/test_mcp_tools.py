@@ -156,7 +156,7 @@ async def test_server_that_dies_during_a_batch_is_reported_and_training_continue
     for error in errors:
         assert error.startswith("Error: MCP server ")
         assert "tool 'locate': " in error
-        assert "the next call connects to it afresh" in error
+        assert "the next call connects again" in error
     (second,) = server_processes()
     assert second.pid != first.pid
 

@@ -61,7 +61,7 @@ async def test_dead_server_is_reported_and_reconnected() -> None:
 
         assert died.error == (
             "MCP server 'raw', tool 'die': the server ended during the call; "
-            "the next call connects to it afresh; its standard error ends: dying words"
+            "the next call connects again; its standard error ends: dying words"
         )
         assert "tool 'hang': the server ended during the call" in str((await waiting).error)
 
@@ -147,7 +147,7 @@ async def test_server_that_lost_its_sessions_is_reconnected(status: str) -> None
 
         forgotten = await tools["pid"].call({})
 
-        assert "the next call connects to it afresh" in str(forgotten.error)
+        assert "the next call connects again" in str(forgotten.error)
         assert (await tools["pid"].call({})).error is None
 
 

@@ -120,7 +120,7 @@ async def test_attempt_that_kills_its_process_is_abandoned_without_affecting_oth
         episodes = await running.run(attempts(*tasks))
     assert [episode.task_id for episode in episodes] == [f"task-{number}" for number in range(20)]
     assert [number for number, episode in enumerate(episodes) if episode.failed] == [3]
-    assert f"took {MAX_LOSSES} processes with it" in episodes[3].info["error"]["message"]
+    assert f"{MAX_LOSSES} processes died while they ran it" in episodes[3].info["error"]["message"]
     found = lines(tmp_path / "log")
     assert sum(task_id == "task-3" for task_id, _, _ in found) == MAX_LOSSES
     assert len({session for _, _, session in found}) == len(found), "what is made again is filed apart"

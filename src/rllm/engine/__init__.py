@@ -1,4 +1,4 @@
-"""Tasks to episodes: run an agent many times at once, and join what it earned with what it sampled."""
+"""Rollouts: run agents on tasks, many at a time, and join their rewards with the tokens that they sampled."""
 
 from __future__ import annotations
 

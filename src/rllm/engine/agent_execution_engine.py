@@ -86,22 +86,22 @@ class AgentExecutionEngine:
             sampling_params: parameters of every model call, such as `temperature`.
             n_parallel_agents: rollouts running at a time.
             max_workers: blocking calls of environments running at a time in each event loop; a call that takes longer
-                than a twentieth of `trajectory_timeout` is not counted any more, since it may hang.
+                than a twentieth of `trajectory_timeout` no longer counts, since it may hang.
             max_steps: answers of the model in a rollout.
             max_prompt_length: tokens of the first prompt; a longer one ends the rollout.
             max_response_length: tokens of everything after the first prompt.
             enforce_max_prompt_length: apply the two lengths to every step by itself instead.
             trajectory_timeout: seconds that a rollout may take; `None` is ten minutes.
-            overlong_filter: exclude rollouts that ended by a limit from training (`trainable=False`).
+            overlong_filter: exclude rollouts that ended at a limit from training (`trainable=False`).
             gamma: discount of the steps' `mc_return`.
-            retry_limit: tries of a rollout whose inference server failed.
+            retry_limit: attempts at a rollout whose inference server failed.
             capture: recording of model calls; by default in memory, during the rollout.
             tokenizer: ignored; accepted for programs written for other frameworks.
             chat_parser: ignored; see `tokenizer`.
             config: ignored; see `tokenizer`.
 
         Raises:
-            ConfigError: naming the setting, and the remedy.
+            ConfigError: if a setting is wrong; the message names it and the remedy.
         """
         check_arguments(agent_args=agent_args, env_args=env_args, rollout_engine_args=rollout_engine_args)
         check_agent_and_env(agent_class, env_class, env_args or {})
@@ -187,7 +187,7 @@ class AgentExecutionEngine:
         return complete(episode, attempt, await self.capture.traces(session, set()))
 
     def _blocking_calls(self) -> BlockingCalls:
-        """Return the calls of this event loop, which all its rollouts share."""
+        """Return the limiter of blocking calls in this event loop, which all its rollouts share."""
         loop = asyncio.get_running_loop()
         if loop not in self._calls:
             # Short enough that hanging calls, up to twenty per slot, leave time for the others.
@@ -218,7 +218,7 @@ class AgentExecutionEngine:
         episode = Episode(trajectories=[trajectory], termination_reason=reason, is_correct=is_correct)
         if self.overlong_filter and reason in ENDED_BY_A_LIMIT:
             trajectory.trainable = False
-            episode.info["filtered"] = f"overlong_filter: the rollout ended by {reason.value}"
+            episode.info["filtered"] = f"overlong_filter: the rollout ended at a limit ({reason.value})"
         if isinstance(verdict, Mapping):
             episode.metrics.update(numbers_in(verdict))
             if reward is None and "error" in verdict:

@@ -30,7 +30,7 @@ _MAX_CLIENTS = 3
 
 @runtime_checkable
 class AdvisedAgent(Protocol):
-    """Agent function that names itself by its `str`, and has remedies of its own, such as rollouts in sandboxes."""
+    """Agent function that is named by its `str`, and gives advice of its own, such as one that runs in sandboxes."""
 
     def remedies(self, base_url: str) -> list[str]:
         """Return advice for a rollout without a model call; `base_url` is where its calls should have arrived."""
@@ -38,7 +38,7 @@ class AdvisedAgent(Protocol):
 
 
 class AgentFunctionEngine:
-    """`Rollout` of a sync or async function; it runs inside `with`.
+    """`Rollout` of a sync or async function; used inside `with engine:`.
 
     The function is called as `f(**task)` and returns one of `rllm.engine.validation.ACCEPTED`. It may use any client
     that reads `OPENAI_BASE_URL`, also one shared by all attempts; clients of `rllm.sdk` find the gateway by themselves.

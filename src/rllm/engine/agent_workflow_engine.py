@@ -1,4 +1,4 @@
-"""`AgentWorkflowEngine`: rollouts of a `Workflow` class, one reusable object for each that runs.
+"""`AgentWorkflowEngine`: rollouts of a `Workflow` class, with a reusable object for each one that is running.
 
 engine = AgentWorkflowEngine(workflow_cls=SolverJudge, rollout_engine=OpenAIEngine(model="policy", base_url=...))
 episodes = asyncio.run(engine.execute_tasks(tasks))
@@ -57,14 +57,14 @@ class AgentWorkflowEngine:
             rollout_engine: the model, whose calls are recorded; `None` for workflows with clients of their own.
             config: ignored; accepted for programs written for other frameworks.
             n_parallel_tasks: workflows running at a time.
-            retry_limit: tries of a rollout that raises; one that times out is not retried.
+            retry_limit: attempts at a rollout that raises; one that times out is not retried.
             raise_on_error: make `execute_tasks` raise after all rollouts have ended, if one failed for good.
             timeout_s: seconds that a rollout may take, hung threads included.
             episode_logger: log of every episode, or any object with its method `append`.
             capture: recording of model calls; by default in memory, during the rollout.
 
         Raises:
-            ConfigError: naming the setting, and the remedy.
+            ConfigError: if a setting is wrong; the message names it and the remedy.
         """
         check_workflow(workflow_cls)
         check_arguments(workflow_args=workflow_args)
@@ -211,7 +211,7 @@ class AgentWorkflowEngine:
 
 @dataclass(frozen=True)
 class _WithArguments:
-    """Rollouts of one `execute_tasks`, with its arguments of `run`."""
+    """Rollouts of one call of `execute_tasks`, with its arguments for `run`."""
 
     engine: AgentWorkflowEngine
     run_args: JSONObject

@@ -123,7 +123,7 @@ class GatewayCapture(Capture):
 
 
 async def _asked(question: Callable[[], T], name: str, *, at_once: bool) -> T:
-    """Return the answer of gateway or store; a thread for an immediate answer would cost several times as much."""
+    """Ask the gateway or the store, in a thread unless the answer is immediate: then a thread would cost far more."""
     return question() if at_once else await in_thread(question, name=name)
 
 
@@ -132,7 +132,7 @@ class RemoteGateway:
     """A gateway in another process, and the traces of its store, over HTTP."""
 
     is_local: ClassVar[bool] = False
-    """Answers come over the network."""
+    """False, because answers come over the network."""
     url: str
     """`http://host:port`."""
     api_key: str | None

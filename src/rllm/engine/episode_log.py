@@ -1,4 +1,4 @@
-"""Episodes and tasks as lines of files, so that a crash loses nothing that was finished.
+"""Files with a line for each episode or task, so that a crash loses nothing that was finished.
 
 A line is written with one system call and counts once it ends with a newline: a line torn by a crash is never read.
 """
@@ -42,7 +42,7 @@ class EpisodeLog:
             raise self._cannot_be_written(error) from error
 
     def append(self, episode: Episode) -> None:
-        """Write one line, which the operating system has on return; raise `StoreError` if it cannot be written."""
+        """Write one line, and hand it to the operating system; raise `StoreError` if it cannot be written."""
         data = episode.to_dict()
         if not self._tokens:
             for step in (step for trajectory in data["trajectories"] for step in trajectory["steps"]):
@@ -115,7 +115,7 @@ class TaskFile(Tracker):
 
 
 def read_tasks(run_dir: Path) -> dict[Key, Any]:
-    """Return the tasks that a run has rolled out; raise `StoreError` for a line that is none, unless it is torn."""
+    """Return the tasks that a run has rolled out; raise `StoreError` for a line that is not a task, unless torn."""
     path = run_dir / _TASKS
     tasks: dict[Key, Any] = {}
     for number, line in enumerate(lines_of(path), start=1):
@@ -140,10 +140,10 @@ def task_of(folder: Path, split: str, task_id: str) -> Any:
 
 
 def check_ids(data: Dataset, limit: int | None = None) -> None:
-    """Check that rows of one id are the same task, since a task is found by its id.
+    """Check that rows with one id are the same task, since a task is found by its id.
 
     Raises:
-        ConfigError: naming two of the first `limit` rows with the same id and different content.
+        ConfigError: if two of the first `limit` rows have the same id and different content.
     """
     first_row: dict[str, int] = {}
     for row, task in enumerate(data[:limit]):
@@ -154,5 +154,5 @@ def check_ids(data: Dataset, limit: int | None = None) -> None:
 
 
 def plain_task_id(task_id: str) -> str:
-    """Return the id as the dataset has it."""
+    """Return a task's id in the dataset."""
     return _PLACE.sub("", task_id)

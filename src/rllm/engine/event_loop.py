@@ -1,4 +1,4 @@
-"""The event loop that rollouts share: Ctrl-C, tasks that do not end, blocking calls, stuck rollouts, and garbage."""
+"""The event loop that rollouts share: Ctrl-C, unending tasks, blocking calls, stuck rollouts, garbage collection."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run_anywhere(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
     Raises:
         RolloutError: if the loop was stopped before the work was done.
-        KeyboardInterrupt: on Ctrl-C, once the work, which that cancels, has ended.
+        KeyboardInterrupt: on Ctrl-C, which cancels the work; raised once that has ended.
     """
     try:
         asyncio.get_running_loop()
@@ -103,7 +103,7 @@ def run_anywhere(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     with on_ctrl_c(signal.default_int_handler):  # the loop around us would only cancel its task, which waits for us
         try:
             threading.Thread(target=run, name="rllm training").start()
-            # Not `Thread.join`: until 3.13 Python takes a thread for ended once Ctrl-C has interrupted it.
+            # Not `Thread.join`: until 3.13 Python regards a thread as ended once Ctrl-C has interrupted that.
             wait([outcome])
         except KeyboardInterrupt:
             with suppress(RuntimeError):  # the loop has just ended
@@ -219,7 +219,7 @@ class UnderWay:
 
     @contextmanager
     def one(self, label: str) -> Iterator[None]:
-        """Count a rollout of this name as running while inside."""
+        """Count a rollout with this label as running for the duration of the block."""
         self._count += 1
         number, began = self._count, self._clock()
         self._began[number] = (label, began)
@@ -253,7 +253,7 @@ class UnderWay:
 
     @asynccontextmanager
     async def watched(self, every_s: float = LEAST_S / 3) -> AsyncIterator[None]:
-        """Log stuck rollouts while inside."""
+        """Log stuck rollouts for the duration of the block."""
 
         async def watch() -> None:
             while True:

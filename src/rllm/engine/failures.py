@@ -1,4 +1,4 @@
-"""Failed rollouts: which are retried, the episodes they become, and their reasons counted."""
+"""Failed rollouts: which ones are retried, their episodes, and counts of their reasons."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ _REASONS: dict[type[RolloutError], TerminationReason] = {
 
 
 def failed_episode(attempt: RolloutRequest, error: RolloutError) -> Episode:
-    """Return the record of an attempt without an episode; it counts as neither correct nor incorrect."""
+    """Return the record of an attempt that failed; it counts as incorrect."""
     return Episode(
         task=attempt.task,
         task_id=attempt.task_id,
@@ -124,5 +124,5 @@ def failed_episode(attempt: RolloutRequest, error: RolloutError) -> Episode:
 
 
 def error_record(error: RolloutError) -> dict[str, str]:
-    """Return an error as `Episode.info["error"]` has it; its traceback is empty if the message has the whole reason."""
+    """Return the value of `Episode.info["error"]`; its traceback is empty if the message has the whole reason."""
     return {"type": type(error).__name__, "message": str(error), "traceback": traceback_of(error)}

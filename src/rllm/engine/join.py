@@ -41,12 +41,12 @@ def complete(
 ) -> Episode:
     """Return the same episode, identified and joined with its attempt's traces: every step gets its tokens.
 
-    A trainable step gets usable tokens, or an error if tokens are required. Calls that an agent's program makes beside
-    its task belong to no trajectory, unless a step names them or the attempt takes them in.
+    A trainable step gets usable tokens, or an error if tokens are required. Side calls, which are not part of the task,
+    belong to no trajectory, unless a step names them or the attempt includes them.
 
     Args:
         episode: changed in place.
-        attempt: that it is of.
+        attempt: the attempt that it records.
         traces: in call order.
         seen: the traces that were recorded in this process, so that `@trajectory` knew them.
 
@@ -83,7 +83,7 @@ def complete(
 def awaited_ids(episode: Episode, attempt: RolloutRequest, seen: Sequence[Trace]) -> set[str]:
     """Return the ids of the calls whose traces `complete` needs.
 
-    An unknown id on a step that has messages or a response is not one of a call, so it is not awaited.
+    An unknown id on a step that has messages or a response is not that of a call, so it is not awaited.
     """
     known = {trace.id for trace in seen}
     trainable = [trajectory for trajectory in episode.trajectories if trajectory.trainable and attempt.trainable]
@@ -144,9 +144,9 @@ def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace], asi
             calls = list(traces)
         else:
             raise AgentError(
-                f"{len(trajectories)} trajectories were returned, and {trajectory.name!r} has no steps, so its calls "
-                "cannot be told apart: make it with @trajectory, or add Step(id=response.id) for each of "
-                "its calls"
+                f"{len(trajectories)} trajectories were returned, and {trajectory.name!r} has no steps, so it is not "
+                "known which calls are its own: make it with @trajectory, or add Step(id=response.id) for each of "
+                "them"
             )
         taken = [trace for trace in calls if trace.id not in aside] or calls
         if len(taken) < len(calls):

@@ -2,7 +2,7 @@
 
 Each attempt is one call of one process. A process that dies, alone or with its node, loses the attempts that it was
 running; each is run again elsewhere, in a new session, so that it has exactly one episode and no tokens of the lost
-one. An attempt that has lost two processes runs alone in the third, so that an attempt that kills processes fails
+run. An attempt that has lost two processes runs alone in the third, so that an attempt that kills processes fails
 alone. A lost process is replaced as soon as a node has room.
 
 Episodes leave a process as bytes; an episode that cannot be pickled is a failed rollout.
@@ -68,7 +68,7 @@ class Orders:
     """Settings of a `RolloutRunner`."""
     paths: ImportPaths
     environment: Mapping[str, str]
-    """Variables set before users' modules are imported; keys of the node stay."""
+    """Variables set before users' modules are imported; the node's own keys stay."""
     gateway: RemoteGateway | None = None
     """Gateway that must be reachable, if any."""
 
@@ -96,7 +96,7 @@ class RolloutActor:
         self._stack.enter_context(watched_loop())
 
     async def episode(self, packed_attempt: bytes) -> bytes:
-        """Return the episode of an attempt, failed ones included; raise what must end the run."""
+        """Return the episode of an attempt, which may have failed; raise errors that must end the run."""
         assert self._runner is not None, "prepare comes first"
         attempt: RolloutRequest = unpacked(packed_attempt)
         episode: Episode = await self._runner.episode(attempt)
@@ -118,7 +118,7 @@ class _Place:
     actor: Any
     under_way: int = 0
     is_kept_free: bool = False
-    """True if it accepts no more, so that an attempt can be alone in it."""
+    """True if it accepts no more attempts, so that one can run in it alone."""
 
 
 class _LostError(Exception):
@@ -140,11 +140,11 @@ class RayActors:
 
     @property
     def capacity(self) -> int:
-        """Number of attempts that all of them may run at a time."""
+        """Number of attempts that all processes together may run at a time."""
         return len(self._places) * self._concurrency
 
     def start(self, max_concurrent: int) -> None:
-        """Start the processes, spread evenly; raise `ConfigError` naming the node if one cannot be started."""
+        """Start the processes, spread evenly; if one cannot be started, raise a `ConfigError` that names its node."""
         nodes = _with_cpus(alive_nodes())
         number = self._spread.num_actors or len(nodes)
         self._most_on_a_node = math.ceil(number / len(nodes))
@@ -197,7 +197,7 @@ class RayActors:
         """Return the episode of an attempt from any process.
 
         Raises:
-            AgentError: if it cannot be pickled, or several processes died of it.
+            AgentError: if it cannot be pickled, or several processes died while they ran it.
             RolloutTimeout: if a process did not answer for too long, and was ended.
             WorkerError: if no process is left.
         """
@@ -220,9 +220,9 @@ class RayActors:
                 if alone:
                     place.is_kept_free = False
         raise AgentError(
-            f"rollout {attempt.task_id}:{attempt.index} took {MAX_LOSSES} processes with it, on the nodes "
-            f"{', '.join(nodes)}: see their logs in Ray's folder (worker-*.err); an agent that takes all memory or "
-            "crashes the interpreter does that"
+            f"rollout {attempt.task_id}:{attempt.index}: {MAX_LOSSES} processes died while they ran it, on the nodes "
+            f"{', '.join(nodes)}: see their logs in Ray's folder (worker-*.err); the agent may take all memory or "
+            "crash the interpreter"
         )
 
     async def _take(self, *, alone: bool) -> _Place:
@@ -438,7 +438,7 @@ class RayRolloutRunner(RolloutRunner):
         """Start the processes.
 
         Raises:
-            ConfigError: if one cannot be started, cannot import the agent, or cannot reach the gateway; with its node.
+            ConfigError: if one cannot be started, import the agent, or reach the gateway; the message names its node.
         """
         self._actors.start(self.max_concurrent)
         self.max_concurrent = min(self.max_concurrent, self._actors.capacity)

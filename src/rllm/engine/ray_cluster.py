@@ -100,15 +100,15 @@ def joined(
     not_shipped: Sequence[str] = (),
     num_cpus: int | None = None,
 ) -> Iterator[Any]:
-    """Connect to Ray while inside; an existing connection of the program is used and kept.
+    """Connect to Ray for the duration of the block; an existing connection of the program is used and kept.
 
     Args:
-        address: of a cluster, or `auto`; by default RAY_ADDRESS, or else a cluster started on this machine, which ends
-            with us.
+        address: address of a cluster, or `auto`; by default RAY_ADDRESS, or else a cluster is started on this machine
+            and ended with the block.
         ships: send the working directory to processes on other machines.
         working_dir: current directory of processes on other machines; by default this one's.
         not_shipped: more patterns of files that are not sent.
-        num_cpus: of a cluster that is started; by default those of the machine.
+        num_cpus: CPUs of a cluster that is started; by default those of the machine.
 
     Raises:
         ConfigError: if no cluster answers, or the program is connected to another one.
@@ -139,7 +139,7 @@ def joined(
 
 
 def _check_same(address: str | None) -> None:
-    """Refuse the address of another cluster than the program is connected to."""
+    """Raise `ConfigError` for the address of another cluster than the one that the program is connected to."""
     from ray._private.services import canonicalize_bootstrap_address  # `localhost` becomes this machine's address
 
     connected = load_ray().get_runtime_context().gcs_address
@@ -153,7 +153,7 @@ def _check_same(address: str | None) -> None:
 
 
 def _resolved(address: str) -> str:
-    """Return an address with the number of its host, where the name is known."""
+    """Return an address with the IP address of its host, if the name is known."""
     host, _, port = address.rpartition(":")
     try:
         number = socket.gethostbyname(host)
@@ -164,7 +164,7 @@ def _resolved(address: str) -> str:
 
 @contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Keep the program's SIGTERM handler while it joins a cluster inside.
+    """Restore the program's SIGTERM handler after it has joined a cluster in the block.
 
     Ray installs its own, which ends the program at once, before the last training step is saved.
     """
@@ -247,7 +247,7 @@ OF_DATA = "use plain data: texts, numbers, lists, mappings, dataclasses; no clie
 
 
 def packed(value: object, what: str, remedy: str) -> bytes:
-    """Return a value as bytes; raise `ConfigError` if it cannot be pickled, naming the part."""
+    """Return a value as bytes; raise a `ConfigError` that names the part if it cannot be pickled."""
     try:
         return _dumps(value)
     except Exception as error:  # pickling runs users' code

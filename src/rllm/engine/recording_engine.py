@@ -34,7 +34,7 @@ _imposed: ContextVar[ImposedSampling] = ContextVar("rllm_imposed_sampling")
 
 @contextmanager
 def imposed(sampling: JSONMapping) -> Iterator[None]:
-    """Replace the sampling parameters of a `RecordingEngine`'s calls inside.
+    """Replace the sampling parameters of calls made through a `RecordingEngine` in the block.
 
     A `seed` among them belongs to the whole block; each call gets one derived from it.
     """
@@ -64,7 +64,7 @@ class RecordingEngine:
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> ModelOutput:
-        """Return one answer, whose `id` is that of its trace; with a store, when the trace is durable.
+        """Return one answer, whose `id` is that of its trace; with a store, wait until the trace is durable.
 
         Raises:
             ConfigError: if several answers are requested at once, or the messages are invalid.
@@ -86,7 +86,7 @@ class RecordingEngine:
         request = {**asked, "messages": messages, "tools": tools, "model": self.model}
         metadata = {**frame.metadata, OWN_KEY: list(frame.uids)}
         shared: JSONObject = {"session_id": frame.name, "started_at": started_at, "metadata": metadata}
-        # An agent that asks an engine writes its history itself, so reasoning that it leaves out is not to be there.
+        # An agent that asks an engine writes its history itself, so reasoning that it leaves out must stay out.
         known = self._conversations.setdefault(frame.session, Conversations(match_reasoning=True))
         digests = MessageDigests.of(messages, tools, known)
         try:
@@ -100,7 +100,7 @@ class RecordingEngine:
             record_call([failed], error_type=type(error).__name__)
             raise
         timings = {"total_s": time.perf_counter() - clock}
-        if "queue_s" in output.metrics:  # which the call waited in the engine's queue
+        if "queue_s" in output.metrics:  # seconds in the engine's queue
             timings["queue_s"] = float(output.metrics["queue_s"])
         trace = trace_from_output(
             output,
@@ -145,7 +145,7 @@ class RecordingEngine:
         call.traces.append(trace)
 
     def __getattr__(self, name: str) -> Any:
-        # What else the engine has, such as its `tokenizer`; nothing that would sample unrecorded.
+        # Other attributes of the engine, such as its `tokenizer`, except one that would sample without recording.
         if name.startswith("__") or name == "stream_model_response" or "inference" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.inference, name)
@@ -159,7 +159,7 @@ def recording(engine: InferenceEngine, *, store: TraceStore | None = None) -> Re
 def check_one_answer(params: JSONMapping) -> None:
     """Raise `ConfigError` if a call asks for several answers at once."""
     if params.get("n") not in (None, 1):
-        raise ConfigError(f"n={params['n']!r}: an engine gives one answer; ask as often, at once with asyncio.gather")
+        raise ConfigError(f"n={params['n']!r}: an engine gives one answer; call it n times, with asyncio.gather")
 
 
 def _copied(messages: object) -> list[Message]:

@@ -1,4 +1,4 @@
-"""`RolloutRequest`: one rollout to make, and how tasks become requests."""
+"""`RolloutRequest`: one rollout to make, and the conversion of tasks to requests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def new_session_id() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutRequest:
-    """One attempt at one task: everything a rollout knows."""
+    """One attempt at one task: everything that its rollout needs."""
 
     task: Task
     task_id: str
     """Identifies rows of the same task; may contain any characters."""
     source: str | None = None
-    """Dataset that the task is of; `None` if there is only one."""
+    """Dataset of the task; `None` if there is only one."""
     index: int = 0
     """Index among the attempts at the task."""
     sampling: JSONMapping = field(default_factory=dict)
@@ -42,12 +42,12 @@ class RolloutRequest:
     tokens_required: bool = True
     """True if a trainable step without tokens is an error."""
     side_calls: bool = False
-    """True if a trajectory that names no calls includes those that its program made beside the task."""
+    """True if a trajectory that names no calls includes side calls, which are not part of the task."""
     trajectories: list[Trajectory] = field(default_factory=list, compare=False, repr=False)
     """Trajectories so far, extended by the rollout as it runs; the record of a failed rollout keeps them."""
 
     def own_task(self) -> Task:
-        """Return a copy of the task, whose changes by users' code reach neither the record nor other attempts.
+        """Return a copy of the task, so that users' code can change neither the record nor other attempts.
 
         Raises:
             RolloutError: if the task is recursive or nested too deeply to be copied.

@@ -28,7 +28,7 @@ class Scoring:
     timeout_s: float = 600.0
     """Seconds that one call of it may take."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Factors on named parts of rewards; empty leaves rewards as they are."""
+    """Factors for named parts of rewards; empty leaves rewards as they are."""
     _known_parts: set[str] | None = field(default=None, init=False)
     """Names of the parts of the first rewards; `None` before them."""
     _has_warned: bool = field(default=False, init=False)
@@ -96,7 +96,7 @@ class PendingGroups:
         self._ended: dict[str, list[Episode]] = {}
 
     async def add(self, episode: Episode) -> list[Episode]:
-        """Return the episodes that are complete now, with their rewards: this one, or its group with the last of it."""
+        """Return the episodes that now have their rewards: this one, or its whole group once that has ended."""
         if self._scoring.group_reward is None:
             await self._scoring.complete([episode])
             return [episode]

@@ -99,7 +99,7 @@ def check_named(kind: type, name: str, arguments: JSONMapping, known: Collection
 
 
 def check_rows(function: Callable[..., object], data: Dataset) -> None:
-    """Raise `ConfigError` naming the first row of its dataset that a function does not fit, and the reason."""
+    """Raise a `ConfigError` with the first row of its dataset that a function does not fit, and the reason."""
     for columns, row in data.shapes().items():
         try:
             check_signature(function, columns)

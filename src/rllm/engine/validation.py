@@ -23,7 +23,7 @@ def check_episode(episode: Episode, agent: str) -> None:
     may be text, and a message an object with `model_dump`.
 
     Raises:
-        AgentError: naming the field, its value, and the expected type.
+        AgentError: if a field is wrong; the message has the field, its value, and the expected type.
     """
     check_trajectories(episode.trajectories, agent)
     episode.info = _mapping(episode.info, "info of its episode", agent)
@@ -56,7 +56,7 @@ def check_trajectories(trajectories: object, agent: str) -> None:
 
 
 def has_form(trajectory: Trajectory) -> bool:
-    """Return whether a trajectory can be kept on the record of a failed rollout, whose rewards do not count."""
+    """Return whether a trajectory can be kept in the record of a failed rollout, whose rewards do not count."""
     try:
         _check_form(trajectory, "")
     except AgentError:
@@ -181,14 +181,14 @@ HOW_TO_SCORE = (
 
 
 def check_promise(function: object, agent: str) -> None:
-    """Refuse a function annotated to return text; a decorated function may return something else."""
+    """Raise `ConfigError` for a function annotated to return text; a decorated one may return something else."""
     promised = getattr(function, "__annotations__", {}).get("return")
     if promised in (str, "str") and not hasattr(function, "__wrapped__"):
         raise ConfigError(f"{agent} returns text (-> str), which has no score: {HOW_TO_SCORE}")
 
 
 def episode_from(returned: object, agent: str) -> Episode:
-    """Return the episode for a return value, its steps perhaps still missing; raise `AgentError` for a wrong type."""
+    """Return the episode for a return value, perhaps without its steps; raise `AgentError` for a wrong type."""
     if isinstance(returned, Episode):
         returned.trajectories = returned.trajectories or [Trajectory()]
         check_episode(returned, agent)

@@ -32,7 +32,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     rows = Dataset.load(name)
     for number, row in enumerate(rows, start=1):
         if list(row) != ["env"] or not isinstance(row["env"], str):
-            raise ConfigError(f"row {number} is {dict(row)!r}: use {{'env': 'SCHEME:NAME?key=value'}}, without more")
+            raise ConfigError(f"row {number} is {dict(row)!r}: use {{'env': 'SCHEME:NAME?key=value'}} alone")
     specs = [row["env"] for row in rows]
     if twice := next((spec for spec in specs if specs.count(spec) > 1), None):
         raise ConfigError(f"{twice!r} is named twice; data.weights gives an environment a larger share")
@@ -59,13 +59,16 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
 
 @cache
 def _opened(spec: str) -> NamedEnvironment:
-    """Open an environment that data names, so it must not name code."""
+    """Open an environment named by data, which must not name code."""
     scheme, _, name = spec.partition(":")
     if scheme in ("file", "mcp", "tasks", "verifiers") or (scheme == "gymnasium" and ":" in name):
         raise ConfigError(f"env={spec!r}: data cannot name files or code to run; use --env with this name alone")
     named = open_named(spec)
     if named.env_class is None or not named.env_class.is_multithread_safe():
-        raise ConfigError(f"env={spec!r} makes its own rollouts, so it cannot share a file; use --env with it alone")
+        raise ConfigError(
+            f"env={spec!r} makes its own rollouts, or needs a thread of its own, so it cannot share a file; use --env "
+            "with it alone"
+        )
     return replace(named, env_args=prepared_args(named.env_class, named.env_args))
 
 

@@ -40,7 +40,7 @@ class GridWorldEnv(BaseEnv):
         """Draw the map.
 
         Args:
-            seed: of the map and of the slips.
+            seed: seed of the map and of the slips.
             size: cells along each side.
             p: probability that a cell is ice.
             is_slippery: go in the intended direction with probability 1/3, and to either side with 1/3 each.
@@ -140,7 +140,7 @@ class GridMap:
     holes: frozenset[Cell] = frozenset()
 
     def move(self, cell: Cell, direction: Cell) -> Cell:
-        """Return the cell that a move leads to; a move into the border leads nowhere."""
+        """Return the cell that a move leads to; a move off the grid leads to the same cell."""
         row, column = cell[0] + direction[0], cell[1] + direction[1]
         return (row, column) if 0 <= row < self.size and 0 <= column < self.size else cell
 

@@ -36,12 +36,12 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
 
 
 class GymnasiumEnv(BaseEnv):
-    """Observations, rewards and infos become plain Python values; an answer without a legal action is returned.
+    """Environment whose observations, rewards and infos become plain Python values.
 
     A rollout ends when the environment is `terminated` or `truncated`. The step's info has these two flags, and
-    `num_invalid_actions`, the number of answers so far that were returned with reward 0. Steps may run in different
-    threads: for an environment that is bound to one, such as one that renders with OpenGL, subclass and let
-    `is_multithread_safe` return False.
+    `num_invalid_actions`, the number of answers so far without a legal action: those get an explanation and reward 0.
+    Steps may run in different threads: for an environment that is bound to one, such as one that renders with OpenGL,
+    subclass and let `is_multithread_safe` return False.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from rllm.tools.mcp_tool import MCPServer, shared_connection, tools_of
 from rllm.types import JSONObject
 
 EXACT_ANSWER = "rllm.rewards.reward_fn:search_reward_fn"
-"""Reward unless another is named: the row's `answer` or `ground_truth`, compared as short answers are."""
+"""Default reward: compares the answer with the row's `answer` or `ground_truth`, as short answers."""
 
 
 def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
@@ -25,8 +25,8 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     Args:
         name: the server's command line, such as `python server.py`, or its URL.
         params: `tasks`, a file of rows with a `question`; `reward`, a `package.module:function` of (task, answer) in
-            place of `EXACT_ANSWER`; `max_steps` (10), answers of the model with the last one; and `parser` (qwen), the
-            format of its calls, a name of `rllm.parser.tool_parser.TOOL_FORMATS`.
+            place of `EXACT_ANSWER`; `max_steps` (10), answers of the model, the last one included; and `parser` (qwen),
+            the format of its calls, a name of `rllm.parser.tool_parser.TOOL_FORMATS`.
 
     Raises:
         ConfigError: if the server cannot be started or reached, or a parameter or a row is refused.

@@ -35,7 +35,7 @@ class Scheme(NamedTuple):
     names: str | None = None
     """`module:function` that returns all names, if the package lists them."""
     has_sandboxes: bool = False
-    """The settings of group `sandbox` are parameters of it."""
+    """True if the settings of the group `sandbox` are among its parameters."""
 
     @property
     def installed(self) -> bool:
@@ -94,7 +94,7 @@ class NamedEnvironment:
     """Created as `env_class.from_dict({**task, **env_args})`, and stepped by an agent."""
     env_args: JSONMapping = field(default_factory=dict)
     agent_class: type[BaseAgent] = TextAgent
-    """The agent of a user who names none, created as `agent_class(**agent_args)`."""
+    """Agent if the user names none, created as `agent_class(**agent_args)`."""
     agent_args: JSONMapping = field(default_factory=dict)
     max_steps: int = 1
     """Answers of the model in a rollout, unless `rollout.max_steps` is set."""
@@ -103,7 +103,7 @@ class NamedEnvironment:
     about: Mapping[str, str] = field(default_factory=dict)
     """Facts about an environment with its own agent: `agent` and `sandbox`, for the record of an evaluation."""
     uses_model: bool = True
-    """Its own agent makes model calls."""
+    """False if its own agent makes no model calls."""
 
     def check_trainable(self) -> None:
         """Raise `ConfigError` if its agent calls no model."""
@@ -138,7 +138,7 @@ def open_env(spec: str, *, sandbox: SandboxSettings | None = None) -> NamedEnvir
     try:
         opened: NamedEnvironment = load_object(known.opener, kind="env")(name, params)
     except (ConfigError, EnvError) as error:
-        where = "" if known.has_sandboxes else f"env={spec!r}: "  # tasks, which --agent and --sandbox may name, too
+        where = "" if known.has_sandboxes else f"env={spec!r}: "  # the error may be about --agent or --sandbox
         raise ConfigError(f"{where}{error}") from error
     return opened
 
@@ -172,7 +172,7 @@ def _check_installed(scheme: str, purpose: str) -> None:
 
 
 def _parts(rest: str) -> tuple[str, dict[str, str]]:
-    """Return the name and the parameters. The last `?` begins these, since a name may be a URL with its own."""
+    """Return the name and the parameters, which begin at the last `?`: a name may be a URL with its own."""
     name, _, query = rest.rpartition("?") if "?" in rest else (rest, "", "")
     if not name:
         raise ConfigError("the name is missing: use SCHEME:NAME?key=value&...")

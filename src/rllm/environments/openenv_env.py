@@ -1,7 +1,7 @@
 """`openenv:URL`: the environment of a running OpenEnv server, stepped through the package's own client.
 
-An action is the model's text where the server's actions have a single text field, calls of tools where the server lists
-MCP tools, and a JSON object otherwise.
+An action is the model's text if the server's actions have a single text field, calls of tools if the server lists MCP
+tools, and a JSON object otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
         name: the URL of the server, such as `http://127.0.0.1:8000`.
         params: `size` (100) and `seed` (0) of the tasks, whose seeds follow each other; `max_steps` (50); `parser`
             (qwen), the format of calls if there are tools (see `rllm.parser.tool_parser.TOOL_FORMATS`); others are
-            arguments of the environment's `reset`, as JSON or text. A server ignores those that its `reset` lacks.
+            arguments of the environment's `reset`, as JSON or text. A server ignores those that it does not know.
 
     Raises:
         ConfigError: if no server answers, or it does not reset.
@@ -89,10 +89,10 @@ async def _reset_once(env: OpenEnv) -> list[Tool]:
 class OpenEnv(BaseEnv):
     """Session of an OpenEnv server: a connection of its own, on which the server keeps one environment.
 
-    A server serves as many sessions at once as its `max_concurrent_envs`; `reset` waits for a place. The observation is
-    the text of its only field, or else its fields as JSON; the info has metadata, and `state` at the end.
-    An action that the server does not accept is answered so, with a reward of 0, and counted as `num_invalid_actions`.
-    With tools, a text without calls ends the rollout and earns 0. Methods are `async`.
+    A server serves as many sessions at once as its `max_concurrent_envs`; `reset` waits for a free one. The observation
+    is the text of its only field, or else its fields as JSON; the info has metadata, and `state` at the end. An action
+    that the server does not accept gets an explanation and a reward of 0, and is counted in `num_invalid_actions`. With
+    tools, a text without calls ends the rollout and earns 0. Methods are `async`.
     """
 
     def __init__(self, url: str, seed: int, reset_args: JSONMapping, action: JSONMapping, tools: bool) -> None:
@@ -187,7 +187,7 @@ class OpenEnv(BaseEnv):
         return await self._ask("step", lambda: self._client.step(payload))
 
     async def _ask(self, what: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the server's answer, after waiting for a place if all of its sessions are in use."""
+        """Return the server's answer; wait as long as all of its sessions are in use."""
         while True:
             try:
                 return await call()

@@ -38,7 +38,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
 
     Args:
         name: a family, such as `leg_counting`.
-        params: `size` (500) and `seed` (0) of the tasks, of which number i follows from `seed` + i; `level` of the
+        params: `size` (500) and `seed` (0) of the tasks, of which task i is generated from `seed` + i; `level` of the
             family's curriculum, from 0, which sets its difficulty; `format` of the answer (see `FORMATS`); and the
             settings of the family's dataset, such as `max_animals=5`, as JSON or text.
 
@@ -84,7 +84,7 @@ def _of_level(name: str, level: int | None) -> JSONObject:
         raise ConfigError(f"level={level}: {name} has no curriculum; set its own settings instead")
     curriculum: Any = CURRICULA[name]()
     highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
-    if level > highest:  # which the package would take for the highest
+    if level > highest:  # the package would use the highest instead
         raise ConfigError(f"level={level}: the levels of {name} are 0 to {highest}")
     curriculum.set_global_level(level)
     config = curriculum.generate_configuration()

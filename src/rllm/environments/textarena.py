@@ -30,7 +30,7 @@ from rllm.types import Episode, JSONMapping, JSONObject, Message, Step, Terminat
 _NUM_PLAYERS = (2, 1, 3, 4, 5, 6, 7, 8)
 """Numbers of players that are tried if none is given."""
 _random_lock = threading.Lock()
-"""Held while a game works: games share Python's global generator."""
+"""Held while a game runs, because games share Python's global generator."""
 
 
 def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
@@ -97,7 +97,7 @@ class Game:
     """One game at TextArena, with its own random numbers."""
 
     def __init__(self, *, game: str, options: JSONMapping, num_players: int, seed: int) -> None:
-        """Start it; raises `EnvError` if TextArena does."""
+        """Start the game; raise `EnvError` if TextArena raises."""
         self.name = game.removesuffix("-raw")
         self.done = False
         self.num_turns = 0
@@ -121,7 +121,7 @@ class Game:
                 random.setstate(others)
 
     def observe(self) -> tuple[int, str | list[str]]:
-        """Return whose turn it is, and the messages since their last one; a text instead is the whole state."""
+        """Return the player to move, and the messages since that player's last move, or a text: the whole state."""
         with self._at_work("get_observation"):
             player, observed = self._env.get_observation()
         if isinstance(observed, str):
@@ -134,7 +134,7 @@ class Game:
         ]
 
     def move(self, text: str) -> None:
-        """Make a move of the player whose turn it is; an invalid one costs what TextArena rules."""
+        """Make a move of the player whose turn it is; TextArena decides the penalty for an invalid one."""
         state = self._env.state
         player, before = state.current_player_id, getattr(state, "error_count", 0)
         was_out = state.game_info[player].get("invalid_move", False)
@@ -145,7 +145,7 @@ class Game:
         self.num_invalid[player] += is_out or getattr(state, "error_count", 0) > before
 
     def rewards(self) -> Mapping[int, float]:
-        """Return the reward of each player; none of a game that has not ended."""
+        """Return the reward of each player; empty if the game has not ended."""
         with self._at_work("close"):
             rewards, _ = self._env.close()
         return rewards if self.done and rewards else {}
@@ -245,7 +245,7 @@ class PastPolicies:
 
     @classmethod
     def of(cls, tasks: Iterable[JSONMapping]) -> PastPolicies | None:
-        """Return what tasks ask for in their column `past_policies`; `None` if no task does."""
+        """Return the past policies that tasks ask for in their column `past_policies`; `None` if no task does."""
         asked = [found for task in tasks if (found := task.get("past_policies"))]
         return cls(**max(asked, key=lambda found: found["every"])) if asked else None
 

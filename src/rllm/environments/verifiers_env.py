@@ -24,7 +24,7 @@ _MODEL = "policy"
 """Name of the model in requests; the gateway replaces it."""
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _OF_AGENT = {"harness": "id", "runtime": "type"}
-"""Parameters that choose parts of a taskset's agent, and the field of each that they are."""
+"""Parameters that choose parts of a taskset's agent, and the field of each part that they set."""
 
 
 def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
@@ -132,7 +132,7 @@ def _tasks(name: str, arguments: str, size: int | None) -> list[Any]:
 
 
 class _Served:
-    """Serves an environment as long as a rollout of an event loop needs it."""
+    """Keeps an environment served as long as any rollout of an event loop needs it."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
@@ -157,7 +157,7 @@ _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Served]] = Wea
 
 
 async def _play(*, environment: str, arguments: str, input: int, base_url: str) -> tuple[float, JSONObject]:
-    """Let an environment of `verifiers.v1` make and score a rollout; return its reward and its parts."""
+    """Let an environment of `verifiers.v1` make and score a rollout; return its reward and the reward's parts."""
     from verifiers.v1 import EvalClientConfig, ModelContext
 
     env, _ = _environment(environment, arguments)

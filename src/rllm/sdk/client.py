@@ -209,7 +209,7 @@ class _AsyncTracker(_Tracker):
     def serves(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Return whether the HTTP client may be used in this loop.
 
-        An own client belongs to the first loop that asks; one that was passed in serves any.
+        A client of our own belongs to the first loop that uses it; one that was passed in serves any loop.
         """
         with self._lock:
             if self._loop is None:
@@ -226,7 +226,7 @@ class _AsyncTracker(_Tracker):
         super().on_response(response)
 
     async def _closed_with_the_loop(self) -> AsyncIterator[None]:
-        """Close the HTTP client with the loop, which finishes the asynchronous generators started in it."""
+        """Close the HTTP client when the loop ends, which then finishes the asynchronous generators started in it."""
         try:
             yield
         finally:

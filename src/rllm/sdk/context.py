@@ -1,9 +1,9 @@
-"""Sessions, to which model calls belong, and `@trajectory`, the calls of one function.
+"""Sessions, which group model calls, and `@trajectory`, which groups the calls of one function.
 
 Sessions nest, merge their metadata, and keep their calls in call order.
 
-The current session is a context variable, so it is right under nesting, in tasks of `asyncio.gather` and, while any
-session is open, in threads. Nesting forms an immutable chain of frames; a `Session` may therefore be entered again,
+The current session is a context variable, so it is correct in nested sessions, in tasks of `asyncio.gather` and, while
+any session is open, in threads. Nesting forms an immutable chain of frames; a `Session` may therefore be entered again,
 also by several tasks at once.
 """
 
@@ -50,7 +50,7 @@ class Session:
         base_url: str | None = None,
         uids_around: Sequence[str] = (),
     ) -> None:
-        """Create a session; `uids_around` are those of enclosing sessions of another process, outermost first."""
+        """Create a session; `uids_around` are the uids of enclosing sessions in another process, outermost first."""
         self.metadata = dict(metadata or {})
         """This session's own metadata; `get_current_metadata()` adds that of the sessions around it."""
         self.name = name or f"sess_{uuid.uuid4().hex}"
@@ -118,7 +118,7 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        # Not a token's reset: generators may leave a session in another context than they entered it, and in any order.
+        # Not `ContextVar.reset`: generators may leave sessions in any order, and in another context than they entered.
         _current.set(_without(self, _current.get()))
         context_in_threads.uninstall()
         with self._lock:
@@ -191,7 +191,7 @@ _current: ContextVar[Frame | None] = ContextVar("rllm_session", default=None)
 def current_frame() -> Frame | None:
     """Return the innermost frame whose session is still open.
 
-    A thread that outlives the session it was started in must not keep calling in its name.
+    A thread that outlives the session it was started in must not add calls to it.
     """
     frame = _current.get()
     while frame is not None and not frame.session.is_open:
@@ -201,7 +201,7 @@ def current_frame() -> Frame | None:
 
 @contextmanager
 def in_no_session() -> Iterator[None]:
-    """Leave all sessions while inside."""
+    """Leave all sessions for the duration of the block."""
     token = _current.set(None)
     try:
         yield
@@ -212,7 +212,7 @@ def in_no_session() -> Iterator[None]:
 def has_outlived_rollout() -> bool:
     """Return whether the rollout in which this thread or task was started has ended.
 
-    One that has entered another session with a gateway since then belongs to that.
+    A thread or task that has since entered another session with a gateway belongs to that one.
     """
     led = (entered.session for entered in _current.get() or () if entered.session.base_url is not None)
     innermost = next(led, None)
@@ -255,7 +255,7 @@ SESSION_UID = "session_uid"
 
 
 class _Recorder(Protocol):
-    """Type of the decorator: async functions return coroutines of trajectories, others trajectories."""
+    """Type of the decorator: decorated async functions return coroutines of trajectories, others trajectories."""
 
     @overload
     def __call__(self, function: Callable[P, Awaitable[Any]], /) -> Callable[P, Coroutine[Any, Any, Trajectory]]: ...
@@ -272,8 +272,8 @@ def trajectory(name: str = "agent", **metadata: object) -> _Recorder: ...
 def trajectory(name: Any = "agent", **metadata: Any) -> Any:
     """Make a function, sync or async, return the `Trajectory` of its work.
 
-    Its `steps` are the model calls in call order, `result` is the function's return value, `input` its arguments, and
-    its reward is for you to set. If the function raises, the error propagates with the trajectory so far as its
+    Its `steps` are the model calls in call order, `result` is the function's return value, and `input` its arguments.
+    Set its reward yourself. If the function raises, the error propagates with the trajectory so far as its
     `trajectory` attribute; the enclosing session keeps it too, in `trajectories`.
 
         @trajectory(name="solver")
@@ -323,7 +323,7 @@ def _recorded(function: Callable[..., object], name: str, metadata: JSONMapping)
 
 
 async def _awaited(own: Session, did: Trajectory, span: Span) -> Trajectory:
-    """Return the trajectory of a function that has returned an awaitable, in which its work is done."""
+    """Await the output of a function that returned an awaitable, and return the trajectory."""
     with _recording(own, did, span):
         did.output = await did.output
     span.end()
@@ -332,7 +332,7 @@ async def _awaited(own: Session, did: Trajectory, span: Span) -> Trajectory:
 
 @contextmanager
 def _recording(own: Session, did: Trajectory, span: Span) -> Iterator[None]:
-    """Turn model calls inside into steps of the trajectory; an error is recorded there and carries it."""
+    """Turn model calls inside into steps of the trajectory; an error is recorded there and gets it as an attribute."""
     try:
         with span.active(), own:
             try:

@@ -1,4 +1,4 @@
-"""Patches of other people's classes, counted and undone exactly; among them, sessions in new threads.
+"""Reference-counted patches of other libraries' classes; one of them passes sessions on to new threads.
 
 If someone else patches the same attribute later, their patch stays and ours remains underneath, so each replacement
 must do nothing when no session is open.

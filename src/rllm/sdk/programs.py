@@ -4,7 +4,7 @@ async def agent(task: str) -> float:
     done = await run_program_async(["claude", "-p", task], timeout_s=600)
     return grade(done.stdout)
 
-`_runtime/supervisor.py` is a process between this one and the program, and ends all that the program started.
+`_runtime/supervisor.py` runs as a process between this one and the program, and ends all that the program started.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run_program(command: Sequence[Argument], **options: Unpack[ProgramOptions]) 
     """Run a program with the environment of the current session, and end all its processes when it ends.
 
     Its clients find the session's gateway by `rllm.sdk.environment()`; outside of a rollout the environment is
-    unchanged. A program that outlives its rollout is ended, with everything it started. For sync code; see
+    unchanged. A program that outlives its rollout is ended, with everything it started. Async code uses
     `run_program_async`.
 
     Args:
@@ -161,7 +161,7 @@ class ProgramResult(ExecResult):
     """Result of a program."""
 
     num_killed: int = 0
-    """Number of its processes that were still running at the end, and were ended."""
+    """Number of its processes that were still running at the end and had to be ended."""
 
 
 def run_supervised(
@@ -174,10 +174,9 @@ def run_supervised(
     on_output: Callable[[Stream, bytes], None] | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> ProgramResult:
-    """Run a program to its end, its time limit or until it is not wanted; then kill all that it started.
+    """Run a program until it ends, exceeds its time limit or is no longer wanted; then kill all that it started.
 
-    On Linux that is every process, daemons included, also when this process is killed; elsewhere it is the process
-    group.
+    On Linux that is every process, daemons included, even if this process is killed; elsewhere it is the process group.
 
     Args:
         command: the program and its arguments, without a shell.

@@ -1,9 +1,9 @@
-"""Attribution of calls of agents that do not use this package: a plain `openai.OpenAI()` or any other client.
+"""Attribution of model calls that do not use this package's clients: those of `openai.OpenAI()` or any other client.
 
 In our process, `installed()` patches the HTTP libraries, so that a request to the active session's gateway names its
-session; and `subprocess`, `multiprocessing` and `ProcessPoolExecutor`, so that programs, processes and jobs use their
-session. For other ways to start one, `environment(url)` returns the variables that do so. `hints_for` explains how each
-agent framework finds its model, for the error message when none of its calls arrive.
+session, and `subprocess`, `multiprocessing` and `ProcessPoolExecutor`, so that programs, processes and jobs use the
+session they are started in. For programs started in other ways, `environment(url)` returns the variables to set.
+`hints_for` explains how each agent framework finds its model, for the error message when none of its calls arrive.
 
 A process that is started in a session makes its calls there, and so do those that it starts in turn. Workers of pools
 serve several sessions and belong to none: each job is sent together with the session that it is submitted in.
@@ -57,7 +57,7 @@ _ENV_POSITION = 9
 
 
 def installed() -> Patch:
-    """Return a context manager that patches the HTTP libraries; it counts, so it may be entered many times."""
+    """Return a reference-counted context manager that patches the HTTP libraries; it may be entered many times."""
     return _http
 
 
@@ -81,7 +81,7 @@ _http = Patch(_replacements)
 
 
 def _import(name: str) -> Any:
-    """Return a library, even if the agent has not imported it yet: it may do so in the middle of a rollout."""
+    """Import a library that the agent may only import in the middle of a rollout; `None` if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -117,7 +117,7 @@ def _sent(request: Request) -> Iterator[None]:
     try:
         yield
     finally:
-        # Only now, since a client of `rllm.sdk` redirects requests to the gateway while it sends them.
+        # Checked after sending, because a client of `rllm.sdk` redirects requests to the gateway while it sends them.
         url = str(request.url)
         frame, to_gateway = _session_of(request.method, url)
         if frame is not None and not to_gateway:
@@ -193,7 +193,7 @@ def environment(url: str | None = None, *, api_key: str | None = None) -> dict[s
 
 
 def program_environment(frame: Frame) -> dict[str, str]:
-    """Return `environment()` for a program by another author, whose calls beside its task are marked."""
+    """Return `environment()` for a program by another author, whose calls may include some that are not of its task."""
     if frame.base_url is None:
         return {}
     return {**environment(frame.base_url), **_headers(metadata_stamp(frame, of_program=True))}
@@ -246,12 +246,12 @@ _SERVE_SEVERAL = {
     "multiprocessing.pool",
     "torch.multiprocessing.pool",
 }
-"""Modules of the functions run by processes that serve several sessions."""
+"""Modules whose functions are run by processes that serve several sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A session as another process needs it."""
+    """Reference to a session for another process."""
 
     name: str
     base_url: str
@@ -264,7 +264,7 @@ class Place:
         return self.base_url.rpartition("/sessions/")[0] or self.base_url
 
     def session(self) -> Session:
-        """Return a session for this process, whose calls are stored as those of the original are."""
+        """Return a session for this process, whose calls are stored like those of the original."""
         metadata = read_stamp(self.stamp)
         uids = metadata.pop(OWN_KEY)
         return Session(metadata, name=self.name, base_url=self.base_url, uids_around=uids)
@@ -278,11 +278,11 @@ def _here() -> Place | None:
 
 
 def bind(function: Callable[..., R]) -> Callable[..., R]:
-    """Return the function as one that runs in the current session, in whichever process or thread it is called.
+    """Return a function that runs `function` in the current session, in whichever process or thread it is called.
 
-    For workers that outlive a rollout and receive functions, by a queue for example, and for pools of other libraries
-    such as joblib. Jobs of `ProcessPoolExecutor` and `multiprocessing.Pool` are bound already. The result can be
-    pickled if the function can. Outside of a session with a gateway it is the function itself.
+    Use it for workers that outlive a rollout and receive functions, for example through a queue, and for pools of other
+    libraries such as joblib. Jobs of `ProcessPoolExecutor` and `multiprocessing.Pool` are bound already. The result can
+    be pickled if the function can. Outside of a session with a gateway it is the function itself.
 
     Raises:
         ConfigError: if the function is async.
@@ -294,7 +294,7 @@ def bind(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def _in_session(place: Place, function: Callable[..., R], /, *args: object, **kwargs: object) -> R:
-    # Not the URL of the session: a client that the worker keeps for its next job must not take this session along.
+    # The gateway's URL, not the session's: a client that the worker keeps for its next job must not keep this session.
     with in_no_session(), installed(), led_to(place.gateway_url), place.session():
         return function(*args, **kwargs)
 
@@ -315,7 +315,7 @@ def _starting_process(start: Callable[[BaseProcess], None]) -> Callable[[BasePro
     def start_with_session(self: BaseProcess) -> None:
         frame, place = current_frame(), _here()
         if getattr(getattr(self, "_target", None), "__module__", None) in _SERVE_SEVERAL:
-            # The variables that lead to a gateway here: a fork server has those of the moment at which it began.
+            # Pass the variables that lead to a gateway here, because a fork server has those of the time it started.
             url = os.environ.get("OPENAI_BASE_URL", "")
             names = gateway_variables(url) if url.startswith(("http://", "https://")) else {}
             arrival = _Arrival(None, {name: os.environ[name] for name in names if name in os.environ})
@@ -330,7 +330,7 @@ def _starting_process(start: Callable[[BaseProcess], None]) -> Callable[[BasePro
 
 
 def _start_with(process: BaseProcess, start: Callable[[BaseProcess], None], arrival: _Arrival) -> None:
-    # Before all else, since what the process runs may belong to a module that makes a client when it is imported.
+    # First, so that it is unpickled first: the module of the process's target may create a client when it is imported.
     process.__dict__ = {"_rllm_arrival": arrival, **process.__dict__}
     try:
         start(process)
@@ -340,7 +340,7 @@ def _start_with(process: BaseProcess, start: Callable[[BaseProcess], None], arri
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """Preparation of a new process, done where it is unpickled; a fork needs none of it."""
+    """Preparation of a new process, carried out there when it is unpickled; a fork needs none."""
 
     place: Place | None
     variables: Mapping[str, str]
@@ -363,7 +363,7 @@ def _lead_to_session(base_url: str) -> None:
 
 
 def _in_fork() -> None:
-    """Lead the clients of a fork to the session that it was made in, those too that no patch reaches."""
+    """Lead the clients of a forked process to the session it was forked in, including clients that no patch reaches."""
     frame = current_frame()
     if frame is not None and frame.base_url is not None:
         _lead_to_session(frame.base_url)

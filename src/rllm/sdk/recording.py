@@ -46,7 +46,7 @@ class Exchange:
     started_at: float = field(default_factory=time.time)
 
     def complete(self, answer: JSONMapping) -> None:
-        """Fill the place reserved for this call."""
+        """Fill the call that was reserved in the session with the traces of the answer."""
         self.call.traces = traces_from_chat(
             json.loads(self.request_body),
             answer,
@@ -79,7 +79,7 @@ def begin(request: Request, frame: Frame, *, stamp: bool) -> None:
 
 
 def finish(response: Response) -> None:
-    """Record the answer to a registered request: now if it was read, or else when it has been."""
+    """Record the answer to a registered request: now if it has been read, otherwise when it is closed."""
     exchange = response.request.extensions.get(_EXCHANGE)
     if exchange is None or response.has_redirect_location:
         return
@@ -105,10 +105,10 @@ def stamps(frame: Frame, path: str, inherited: str = "") -> dict[str, str]:
 def metadata_stamp(frame: Frame, inherited: str = "", *, of_program: bool = False) -> str:
     """Return the metadata header of calls made here: percent-encoded JSON, merged with inherited metadata.
 
-    `of_program` marks calls that may be those of a program by another author.
+    `of_program` marks calls that a program by another author may have made.
     """
     around = read_stamp(inherited)
-    around.pop(PROGRAM_KEY, None)  # clients that stamp by themselves are the author's own
+    around.pop(PROGRAM_KEY, None)  # a client that adds stamps itself was made by the agent's author
     needed: JSONObject = {OWN_KEY: [*around.get(OWN_KEY, []), *frame.uids]}
     if of_program:
         needed[PROGRAM_KEY] = True
@@ -131,7 +131,7 @@ def _warn_of_long_metadata() -> None:  # once
 
 
 def read_stamp(stamp: str) -> JSONObject:
-    """Return the metadata of our stamp; empty for a header of other origin."""
+    """Return the metadata of our stamp; empty for a header from elsewhere."""
     try:
         metadata = json.loads(unquote(stamp)) if stamp else {}
     except ValueError:
@@ -205,7 +205,7 @@ def _watched_class(stream: type[Any]) -> Any:
 
 
 def same_origin(url: str, other: str) -> bool:
-    """Return whether two URLs lead to the same server; names of the loopback interface are equal."""
+    """Return whether two URLs lead to the same server; all names of the loopback interface count as equal."""
     return _origin(url) == _origin(other)
 
 

@@ -35,7 +35,7 @@ QUIET = {
     "DISABLE_PROMPT_CACHING": "1",
     "ENABLE_TOOL_SEARCH": "false",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
-    # mini-swe-agent: no questions at its first start, and no price needed of the model.
+    # mini-swe-agent: ask nothing at the first start, and do not require the model's price.
     "MSWEA_CONFIGURED": "true",
     "MSWEA_COST_TRACKING": "ignore_errors",
 }
@@ -79,7 +79,7 @@ def without_operators_keys(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _key_for(path: str, api_key: str | None) -> str:
-    """Return a key that every client accepts, which names the session again if it can be sent in a header."""
+    """Return a key that every client accepts; it also names the session, if that can be sent in a header."""
     _, separator, session = path.rpartition("/sessions/")
     named = f"rllm-{unquote(session)}" if separator and unquote(session).isascii() else ""
     if api_key is None:
@@ -112,14 +112,14 @@ def beside_own_keys(variables: Mapping[str, str], inherited: Mapping[str, str]) 
 _inside: list[tuple[str, str | None]] = []
 """URLs and keys of the gateways that this process uses; those of several engines overlap."""
 _own: dict[str, str | None] = {}
-"""Previous values of the variables that are set for them."""
+"""Values that the variables set for these gateways had before."""
 _hidden: dict[str, str] = {}
 """Operator's keys removed from the environment."""
 
 
 @contextmanager
 def led_to(url: str, *, api_key: str | None = None) -> Iterator[None]:
-    """Send the model clients of this process to a gateway; of several, to the latest.
+    """Send the model clients of this process to a gateway; if blocks overlap, to that of the latest.
 
     The operator's keys are removed from the environment meanwhile, so that no program inherits them.
     """
@@ -149,7 +149,7 @@ def restore_operators_keys() -> None:
 
 
 def operators_keys() -> dict[str, str]:
-    """Return the operator's keys of this process, those too that are out of its environment."""
+    """Return the operator's keys of this process, including those removed from its environment."""
     keys = {name: os.environ.get(name) or _own.get(name) or _hidden.get(name) for name in OPERATORS_KEYS}
     return {name: value for name, value in keys.items() if value}
 

@@ -1,4 +1,4 @@
-"""Arithmetic that is exact where it can be, and refuses what would take long: `evaluate("2 * (3 + 4)") == 14`."""
+"""Arithmetic that is exact where possible, and refuses expressions that take long: `evaluate("2 * (3 + 4)") == 14`."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _power(base: Number, exponent: Number) -> Number | complex:
     if isinstance(base, float) or not isinstance(exponent, int):
         power: float | complex = float(base) ** float(exponent)
         return power
-    if abs(base) != 1 and _bits(base) * abs(exponent) > 2 * MAX_BITS:  # the bound of a product, before it is worked out
+    if abs(base) != 1 and _bits(base) * abs(exponent) > 2 * MAX_BITS:  # checked before it is computed
         raise ValueError(f"a power with exponent {exponent} is too large; at most {MAX_BITS} bits are allowed")
     return Fraction(base) ** exponent
 
@@ -115,7 +115,7 @@ def _factorial(number: Number) -> Number:
 
 
 def _round(number: Number, places: int | None = None) -> Number:
-    if places is not None and not -MAX_PLACES <= places <= MAX_PLACES:  # their power of ten is computed
+    if places is not None and not -MAX_PLACES <= places <= MAX_PLACES:  # `10 ** places` is computed
         raise ValueError(f"the places must be from {-MAX_PLACES} to {MAX_PLACES}")
     return round(number, places)
 

@@ -48,7 +48,7 @@ class WordIndex:
         }
 
     def search(self, query: str, top_k: int) -> list[tuple[int, float]]:
-        """Return positions and scores of the best texts, best first, ties in order; only texts with a common word."""
+        """Return positions and scores of the best texts, best first, ties in order; all share a word with it."""
         scores: dict[int, float] = defaultdict(float)
         for word in sorted(set(_words(query)) & self._weights.keys()):
             rarity = self._rarity[word]

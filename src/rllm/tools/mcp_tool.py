@@ -91,7 +91,7 @@ class MCPTool(Tool):
     """One tool of a connected server, callable from any thread and event loop.
 
     `name` is the server's own, with characters that model servers do not allow replaced by `_`; `mcp_tools` numbers
-    those that are then equal.
+    names that become equal.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class MCPConnection:
         self.start_timeout_s = start_timeout_s
         self._thread = EventLoopThread(f"mcp {server.name}")
         self.closed = False
-        """`close` was called."""
+        """True once `close` was called."""
         self._ready: asyncio.Future[Client] | None = None
         """The client once it is connected; callers share the attempt to connect, and its failure."""
         self._holder: asyncio.Task[None] | None = None
@@ -254,7 +254,7 @@ class MCPConnection:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             if (getattr(error, "code", None), getattr(error, "message", None)) == CONNECTION_CLOSED:
-                reason = "the server ended during the call; the next call connects to it afresh"
+                reason = "the server ended during the call; the next call connects again"
                 if holder is self._holder:
                     await self._disconnect()
                 elif holder is not None:  # another call is disconnecting; then all of standard error has arrived
@@ -418,7 +418,7 @@ async def _refuse_compressed(response: Response) -> None:
 
 
 async def _end_unauthorized(response: Response) -> None:
-    """Report why a server refuses the connection; the client calls every status "an error response"."""
+    """Report why a server refuses the connection; the client only reports "an error response" for any status."""
     if response.status_code in (401, 403):
         body = (await response.aread()).decode(errors="replace").strip()
         raise PermissionError(f"it refuses these `headers` with HTTP status {response.status_code}: {body[:200]}")

@@ -116,7 +116,7 @@ def _create(cls: Function, label: str, /, **settings: object) -> Tool:
     """Return the tool that a class or another factory creates.
 
     Raises:
-        ConfigError: if it does not create one; a function or a tool does not.
+        ConfigError: if it does not create one.
     """
     remedy = "name a subclass of Tool, or put the function or the tool itself into `tools`"
     try:

@@ -64,7 +64,7 @@ class PythonInterpreter(Tool):
         return self._tool_output(run_python(code, **self._limits))
 
     async def async_forward(self, code: Code) -> CodeToolOutput:
-        """Run the code beside the event loop."""
+        """Run the code without blocking the event loop."""
         return self._tool_output(await arun_python(code, **self._limits))
 
     def _tool_output(self, result: SandboxResult) -> CodeToolOutput:

@@ -5,7 +5,7 @@ def search(query: str) -> list[str]: ...
 tool = Tool(function=search)
 tool.json                                    # the function's schema, in the OpenAI format
 tool(query="rivers")                         # ToolOutput(name="search", output=[...])
-await tool.call({"query": "rivers"})         # the same beside the event loop; blocking code gets a thread
+await tool.call({"query": "rivers"})         # the same in an event loop; blocking code gets a thread
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Tool:
         max_output_chars: limit of the output that the model sees.
 
     Raises:
-        ConfigError: if there is nothing to call, or its name or signature has no JSON schema.
+        ConfigError: if there is nothing to call, its name is invalid, or its signature has no JSON schema.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Rollouts of any shape, with several agents or several tries.
+"""Rollouts of any shape, with several agents or several attempts.
 
 Read `workflow.py` first: `Workflow`, whose `run` is the rollout. `interaction.py` is the turn loop of an agent in an
 environment, used by `multi_turn_workflow.py` and by the agent engine; `environment.py` creates, calls and closes

@@ -45,7 +45,7 @@ async def _create(env_class: type[BaseEnv], row: JSONMapping, calls: BlockingCal
     """Return the result of `from_dict`; if the rollout is cancelled meanwhile, close it: it may hold a sandbox."""
     if inspect.iscoroutinefunction(env_class.from_dict):
         return await env_class.from_dict(dict(row))
-    made: list[Any] = []  # popping it is the right to close it
+    made: list[Any] = []  # the code that pops the environment closes it
     abandoned = threading.Event()
 
     def make() -> Any:
@@ -136,7 +136,7 @@ _serial_calls: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, type[BaseEnv
 
 
 def calls_of(env_class: type[BaseEnv]) -> BlockingCalls:
-    """Return the means to call environments of a class; all users in one event loop share a single thread if needed."""
+    """Return the calls for environments of a class; if these need a single thread, an event loop's users share it."""
     if env_class.is_multithread_safe():
         return BlockingCalls()
     place = asyncio.get_running_loop(), env_class

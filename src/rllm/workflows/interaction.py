@@ -114,7 +114,7 @@ class Interaction:
         return self._reason(done)
 
     def _reason(self, done: bool) -> TerminationReason:
-        """Return why the last step ended the interaction; a cut answer counts as a limit even if the task is done."""
+        """Return the reason of the end; a truncated answer counts as a limit even if the task is done."""
         truncated = self._steps[-1].info.get("truncated")
         if self._steps[-1].finish_reason == "length":
             return TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED

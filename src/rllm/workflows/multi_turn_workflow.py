@@ -1,4 +1,4 @@
-"""`MultiTurnWorkflow`: an agent in an environment, as a workflow; and two special cases that have names."""
+"""`MultiTurnWorkflow`: an agent in an environment, as a workflow; and two special cases of it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MultiTurnWorkflow(Workflow):
         """Kept, so that a thread shared by its environments lives as long as the workflow."""
 
     async def run(self, task: Task, uid: str, **kwargs: Any) -> Episode | None:
-        """Run one interaction; the episode has the agent's trajectory, and ends as the interaction did."""
+        """Run one interaction; the episode has the agent's trajectory, and the interaction's termination reason."""
         raise TerminationEvent(await self.interact(task))
 
     async def interact(self, task: Task) -> TerminationReason:

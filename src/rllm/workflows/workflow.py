@@ -1,4 +1,4 @@
-"""`Workflow`: a rollout of any shape, with several agents, several tries, or both, written as one coroutine.
+"""`Workflow`: a rollout of any shape, with several agents, several attempts, or both, written as one coroutine.
 
     class SolverJudge(Workflow):
         async def run(self, task, uid, **kwargs):
@@ -59,7 +59,7 @@ class TerminationEvent(Exception):
 
 
 class Workflow(ABC):
-    """Subclass it and write `run`. The engine gives `rollout_engine`, whose calls become the tokens to learn from."""
+    """Base class of workflows. The engine passes `rollout_engine`; the tokens of its calls are trained on."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Workflow(ABC):
             named = {name for kind in type(self).__mro__ for name in inspect.signature(kind).parameters}
             meant = did_you_mean(key, named - {"args", "kwargs"}) or "see its __init__"
             raise ConfigError(f"{type(self).__name__} takes no argument {key!r}: {meant}")
-        # The static type is that of a workflow which has an engine; asking a missing one fails where it is asked.
+        # The static type is that of a workflow with an engine; without one, calling it fails at the call.
         self.rollout_engine: InferenceEngine = rollout_engine  # type: ignore[assignment]
         self.executor = executor
         self.timeout = timeout
@@ -105,11 +105,10 @@ class Workflow(ABC):
 
     @abstractmethod
     async def run(self, task: Task, uid: str, **kwargs: Any) -> Episode | None:
-        """One rollout of the task.
+        """Run one rollout of the task.
 
         Returns:
-            the episode; or `None`, and the trajectories are those committed and those of the agents that are public
-            attributes.
+            the episode; or `None`: then its trajectories are those committed, and those of agents in public attributes.
 
         Raises:
             TerminationEvent: to end here.
@@ -191,7 +190,7 @@ class Workflow(ABC):
             name: role of the trajectory; by default its own name.
             agent: the agent whose trajectory it is.
             trajectory: or the trajectory itself.
-            reset: whether to reset the agent for its next try.
+            reset: reset the agent for its next attempt.
 
         Raises:
             AgentError: if its reward is not a number.

@@ -57,7 +57,7 @@ class BaseEnv(ABC):
     def argument_names(cls) -> Collection[str] | None:
         """Return the names that `env_args` may hold, or `None` if any are accepted.
 
-        Only asked of the class that defines `from_dict`, or of a subclass that defines both.
+        Only called on the class that defines `from_dict`, or on a subclass that defines both.
         """
         return None
 
@@ -65,8 +65,8 @@ class BaseEnv(ABC):
     def check_task(cls, task: JSONMapping) -> None:
         """Raise `ConfigError` if `from_dict` would refuse this task; called once, before training starts.
 
-        It must be cheap. Only asked of the class that defines `from_dict` and `__init__`, or of a subclass that defines
-        `check_task` too.
+        It must be cheap. Only called on the class that defines `from_dict` and `__init__`, or on a subclass that
+        defines `check_task` too.
         """
 
     @staticmethod
@@ -79,7 +79,7 @@ class BaseEnv(ABC):
 
 
 def unwrapped(action: object) -> Any:
-    """Return what an agent decided: drivers pass either an `Action` or its content."""
+    """Return an agent's action: drivers pass either an `Action` or its content."""
     return action.action if isinstance(action, Action) else action
 
 
@@ -97,7 +97,7 @@ def accepted_arguments(env_class: Any) -> Collection[str] | None:
 
 
 def check_first_task(env_class: Any, task: JSONMapping) -> None:
-    """Raise `ConfigError` if an environment class refuses this row, as far as that can be found out cheaply."""
+    """Raise `ConfigError` if an environment class refuses this row, as far as that is cheap to check."""
     if _matches(env_class, "check_task", "from_dict") and _matches(env_class, "check_task", "__init__"):
         env_class.check_task(task)
 
@@ -120,10 +120,10 @@ def prepared_args(env_class: object, env_args: JSONMapping | None) -> JSONObject
 
 
 def load_named_code(env_args: JSONMapping) -> JSONObject:
-    """Return arguments of a ready-made environment with import paths replaced by what they name.
+    """Return arguments of a ready-made environment with import paths replaced by the objects that they name.
 
     Raises:
-        ConfigError: if an import path leads nowhere.
+        ConfigError: if there is no such object.
     """
     loaded = dict(env_args)
     if isinstance(loaded.get("reward_fn"), str):

@@ -105,7 +105,7 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
         """Score the answer.
 
         Raises:
-            RewardError: naming the reward function, if it raises or does not return a reward.
+            RewardError: if the reward function raises or does not return a reward; the message names it.
         """
         observation, reward, done, info = super().step(action)
         return observation, reward, done, info | self._reward_info

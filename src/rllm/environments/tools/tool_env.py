@@ -84,7 +84,7 @@ class ToolEnvironment(BaseEnv):
         `tools` of a row are names of registered tools, or tools and functions that Python code put there.
 
         Raises:
-            ConfigError: if there is no `reward_fn`, or for what the constructor refuses.
+            ConfigError: if there is no `reward_fn`, or the constructor refuses a setting.
         """
         settings = {key: info[key] for key in _SETTINGS if info.get(key) is not None}
         for tool in settings.get("tools") or ():
@@ -120,7 +120,7 @@ class ToolEnvironment(BaseEnv):
         Raises:
             AgentError: if the action is neither text nor tool calls.
             EnvError: if the rollout is over.
-            RewardError: naming the reward function, if it raises or does not return a reward.
+            RewardError: if the reward function raises or does not return a reward; the message names it.
         """
         if self.done:
             raise EnvError(f"ToolEnvironment.step: the rollout was over after step {self.num_steps}; call reset")
@@ -155,7 +155,7 @@ class ToolEnvironment(BaseEnv):
 
 
 def read_calls(action: object) -> dict[str, ToolCall | ToolOutput]:
-    """Return each call by its id; what cannot be read as a call becomes the error output that answers it.
+    """Return each call by its id; an item that cannot be read as a call becomes an error output.
 
     `action` is a list, or one item of it: OpenAI tool calls, mappings of `name` and `arguments`, or `ToolCall`s.
     Arguments may be JSON text. Calls without an id, or with one that is taken, get a new one.
