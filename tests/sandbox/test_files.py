@@ -106,7 +106,7 @@ def test_limit_counts_all_files_and_their_holes(tmp_path):
 
 def test_folders_too_deep_for_recursion_are_rejected(tmp_path):
     folders = [member("/".join("a" * depth), tarfile.DIRTYPE) for depth in range(1, 1500)]
-    with pytest.raises(SandboxError, match="in one another"):
+    with pytest.raises(SandboxError, match="nested more than"):
         unpack(archive(*folders), tmp_path / "out", into_folder=True, max_bytes=100)
     shutil.rmtree(tmp_path / "out")
 

@@ -34,9 +34,9 @@ from itertools import *
 from math import gcd, inf, sqrt
 from typing import *
 """
-"""Imports that the sites whose tasks ask for a function take for granted."""
+"""Imports that are taken for granted by the sites whose tasks ask for a function."""
 MODULES = {"np": "numpy", "pd": "pandas"}
-"""Modules that tests use without an import where the solution imports them, by their customary names."""
+"""Modules, by their customary names, that tests use without an import if the solution imports them."""
 
 Names: TypeAlias = dict[str, Any]
 Outcome: TypeAlias = dict[str, object]
@@ -99,7 +99,7 @@ def _attempt(function: Callable[..., object], *arguments: object) -> Outcome:
 def _load(solution: str) -> tuple[types.ModuleType, Outcome]:
     module = types.ModuleType("solution")
     sys.modules["solution"] = sys.modules["__main__"] = module
-    vars(module)["__builtins__"] = _builtins()  # where they are not taken for the solution's own names
+    vars(module)["__builtins__"] = _builtins()  # here, so that they do not count as the names of the solution
     return module, _attempt(lambda: exec(compile(solution, "solution.py", "exec"), vars(module)))
 
 
@@ -121,7 +121,7 @@ def report_calls(job: Job, report: Report) -> None:
 
 
 def serve_solution(job: Job) -> None:
-    """Execute the solution, and then what the tests ask of it, until they have ended."""
+    """Execute the solution, and then answer the requests of the tests until they have ended."""
     peer = Peer(int(os.environ.pop("_RLLM_CHANNEL")), trusts=True)
     solution, loaded = _load(job["solution"])
     peer.exported[0] = solution
@@ -181,7 +181,7 @@ def _runs_all(node: ast.stmt) -> bool:
 
 
 def _run_test(namespace: Names, name: str, peer: Peer, candidate: str | None) -> None:
-    """Call a test; one that is a method, with what its class does before and after it."""
+    """Call a test; if it is a method, with the setup and teardown of its class."""
     owner, _, method = name.partition(".")
     if not method:
         arguments = [] if candidate is None else [peer.request("eval", 0, candidate)]
@@ -190,7 +190,7 @@ def _run_test(namespace: Names, name: str, peer: Peer, candidate: str | None) ->
             importlib.import_module("asyncio").run(returned)
         return
     kind = namespace[owner]
-    if hasattr(kind, "debug"):  # unittest, where it raises what is wrong
+    if hasattr(kind, "debug"):  # unittest's, which raises failures
         importlib.import_module("unittest").TestSuite([kind(method)]).debug()
         return
     instance = kind()
@@ -200,10 +200,10 @@ def _run_test(namespace: Names, name: str, peer: Peer, candidate: str | None) ->
 
 
 def _names_for(tree: ast.Module, own: Names, theirs: dict[str, bool], peer: Peer, *, has_candidate: bool) -> Names:
-    """Return what the tests use and neither define nor import: from the solution, unless Python has it.
+    """Return the names that tests use but neither define nor import: from the solution, unless Python has them.
 
-    Where Python has everything that they use, as in `assert sum(10, 15) == 6`, they test functions that bear the name
-    of one of Python's: those that they call innermost.
+    If Python has all names that they use, as in `assert sum(10, 15) == 6`, they test functions with the name of one of
+    Python's: the innermost functions that they call.
     """
     bound = _bound_in(tree)
     loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}

@@ -1,8 +1,9 @@
 """Channel between tests and the solution that they test, which run in two processes and do not trust each other.
 
-Values cross as JSON. Those of plain types (numbers, texts, containers, dates, NumPy's arrays) are copied, of exactly
-that type. All others stay where they are; the other end has a `Remote` for each. Whatever a solution does to itself, it
-can only send such values: nothing of it is executed beside the tests. It imports nothing of ours.
+Values are exchanged as JSON. Those of plain types (numbers, texts, containers, dates, NumPy's arrays) are copied, of
+exactly that type. All others stay where they are; the other end has a `Remote` for each. Whatever a solution does to
+itself, it can only send such values: none of its code is executed in the process of the tests. This module imports
+nothing of ours.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from typing import Any, NoReturn, TypeAlias
 
 ENDED = "the solution ended"
-"""Replaced outside by how it ended."""
+"""Message of `Ended`; the reward replaces it with the way in which the solution ended."""
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_PRINTED = 1 << 20
-"""Characters that tests get of what one call prints."""
+"""Maximum number of characters printed by one call that the tests receive."""
 
 Message: TypeAlias = dict[str, Any]
 Container: TypeAlias = list[object] | dict[object, object] | set[object]
 
 
 class Ended(RuntimeError):
-    """The process at the other end is gone, or writes nonsense."""
+    """The process at the other end is gone, or sends invalid messages."""
 
 
 def words_of(error: BaseException) -> str:
-    """Return its type and message, cut."""
+    """Return the type and the message of an error, truncated."""
     try:
         return f"{type(error).__name__}: {error}"[:500]
     except Exception:  # its message is the solution's
@@ -49,10 +50,11 @@ def words_of(error: BaseException) -> str:
 
 
 class Peer:
-    """One end of the channel. A request may lead to requests in return before its reply: tests pass functions, too.
+    """One end of the channel.
 
-    A message is one line. Mutable containers in a request are numbered, and the reply has their new contents, so that a
-    call may change its arguments.
+    Since tests may pass functions, a request may lead to requests in return before its reply. A message is one line.
+    Mutable containers in a request are numbered, and the reply has their new contents, so that a call may change its
+    arguments.
     """
 
     def __init__(self, channel: int, *, trusts: bool) -> None:
@@ -60,7 +62,7 @@ class Peer:
 
         Args:
             channel: number of the socket.
-            trusts: accept pickles, and any use of objects that were sent. The tests trust no peer.
+            trusts: accept pickles, and any use of objects that were sent. False in the tests' process.
         """
         self.trusts = trusts
         self.is_closed = False
@@ -93,7 +95,7 @@ class Peer:
         return message
 
     def request(self, operation: str, number: int, /, *arguments: object, **named: object) -> Any:
-        """Have the other end apply the operation to its object, or to its module, and return or raise what it does."""
+        """Have the other end apply the operation to its object or module; return the result, or raise the error."""
         table = Table(self)
         self.send({"do": operation, "to": number, "with": table.encoded([list(arguments), named])})
         while "do" in (message := self.receive()):
@@ -114,7 +116,7 @@ class Peer:
         return result
 
     def serve(self, message: Message) -> None:
-        """Do what the other end asks for, and reply; the reply of a solution has what it printed."""
+        """Carry out a request of the other end, and reply; the reply of a solution includes its printed output."""
         printed = io.StringIO()
         try:
             table = Table(self)
@@ -154,7 +156,7 @@ class Peer:
 
 
 def _check_permitted(operation: str, target: object, arguments: list[object]) -> None:
-    """Permit a solution no more than tests that pass a function, an iterator or an object of theirs mean to."""
+    """Permit only operations that tests intend if they pass a function, an iterator or an object of their own."""
     own_class = getattr(target if isinstance(target, type) else type(target), "__module__", None) == "tests"
     if operation == "call":
         permitted = callable(target)
@@ -176,10 +178,10 @@ def _check_permitted(operation: str, target: object, arguments: list[object]) ->
 
 
 class Remote:
-    """An object of the other end. What is done to it, is done there.
+    """An object of the other end, where all operations on it are carried out.
 
-    No operator of its own learns what was expected, and decides: those with two operands take only objects of the
-    solution, or raise a `TypeError`, so that neither `==` nor `!=` passes.
+    Its own operators never receive an expected value: those with two operands accept only objects of the solution, and
+    raise a `TypeError` otherwise, so that neither `==` nor `!=` passes.
     """
 
     __slots__ = ("_number", "_peer")
@@ -255,7 +257,7 @@ def _binary(operation: str) -> Callable[[Remote, object], object]:
 
 
 def _compare_by(method: Callable[..., object], *values: object) -> object:
-    """Call a method of a result with other objects of the solution, but not with what is expected."""
+    """Call a method of a result with other objects of the solution, but not with an expected value."""
     for value in values:
         if type(value) is not Remote:
             raise _meets(value)
@@ -312,7 +314,7 @@ class Table:
         self._numbers: dict[int, int] = {}
 
     def contents(self, number: int | None = None) -> list[object]:
-        """Return the present contents of the first containers."""
+        """Return the current contents of the first `number` containers, by default of all."""
         return [self._content(item) for item in self._items[:number]]
 
     def change(self, index: int, content: Any) -> None:
@@ -386,9 +388,9 @@ class Table:
         if plain := [exact for base, exact in _EXACT.items() if isinstance(value, base)]:
             return self.encoded(plain[0](value))
         if not self._peer.trusts:
-            with suppress(Exception):  # of what the tests define
+            with suppress(Exception):  # raised by classes of the tests
                 return ["pickle", base64.b64encode(pickle.dumps(value)).decode()]
-        elif kind.__module__ != "solution" and isinstance(value, dict | list | set):  # of a library, as a `Counter`
+        elif kind.__module__ != "solution" and isinstance(value, dict | list | set):  # of a library: a `Counter`
             return self.encoded(next(base(value) for base in (dict, list, set) if isinstance(value, base)))
         return ["mine", self._peer.export(value)]
 
@@ -435,7 +437,7 @@ _EXACT: dict[type, Callable[[Any], object]] = {
     type({}.values()): list,
     type({}.items()): list,
 }
-"""Plain values of the subclasses of these types, and of views."""
+"""Conversions of values of subclasses of these types, and of views, to plain values."""
 _ARGUMENTS: dict[type, Callable[[Any], tuple[object, ...]]] = {
     tuple: tuple,
     frozenset: tuple,
@@ -449,7 +451,7 @@ _ARGUMENTS: dict[type, Callable[[Any], tuple[object, ...]]] = {
         for kind in (range, decimal.Decimal, fractions.Fraction, datetime.date, datetime.time, datetime.datetime)
     },
 }
-"""Arguments from which the functions of these names in `_PLAIN` make a value again."""
+"""Arguments from which the functions in `_PLAIN`, by the names of these types, rebuild a value."""
 _PLAIN: dict[object, Callable[..., object]] = {
     **{kind.__name__: kind for kind in _ARGUMENTS},
     "int": lambda text: int(text, 16),
@@ -488,13 +490,13 @@ _MODULES_WITH_ERRORS = set(
 
 
 def _known_error(module: object, name: object) -> type[BaseException] | None:
-    """Return the class of errors that the module has, if it is imported here, and its errors mean nothing to tests."""
+    """Return the module's class of errors, if it is imported here and its errors have no special meaning for tests."""
     found = getattr(sys.modules.get(str(module)), str(name), None) if module in _MODULES_WITH_ERRORS else None
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 def _catchable(kind: object) -> type[BaseException]:
-    """Return the class of errors, unless it ends an iteration, and with it tests that run in one, early."""
+    """Return the class of errors; `RuntimeError` for one that would end an iteration, and tests within it, early."""
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         raise TypeError("not a class of errors")
     return RuntimeError if issubclass(kind, StopIteration | StopAsyncIteration | GeneratorExit) else kind
@@ -515,7 +517,7 @@ def _to_error(data: Message, peer: Peer) -> BaseException:
     parts = table.decoded(data["parts"]) or {"args": [], "attributes": {}}
     try:
         error = kind(*parts["args"])
-    except Exception:  # it wants other arguments
+    except Exception:  # it needs other arguments
         error = kind.__new__(kind)
     if str(error) != data["text"]:
         error.args = (data["text"],)

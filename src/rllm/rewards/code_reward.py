@@ -245,7 +245,7 @@ class ProgramTests:
     code: str
     functions: tuple[str, ...]
     candidate: str | None
-    """The expression that is given to `check(candidate)`."""
+    """The expression that is passed to `check(candidate)`."""
 
 
 Tests: TypeAlias = InputTests | CallTests | ProgramTests
@@ -315,7 +315,7 @@ def _text(value: object) -> str:
 def _call(given: object, expected: object) -> tuple[list[object], object]:
     """Return the arguments and the result of a call.
 
-    The arguments are a list, or text with the JSON of one on each line. The result may then be JSON too; beside a list,
+    The arguments are a list, or text with the JSON of one on each line. The result may then be JSON, too; with a list,
     text is the result itself.
     """
     if isinstance(given, str):
@@ -366,7 +366,7 @@ def _methods(node: ast.ClassDef) -> list[str]:
 
 
 def _runs(node: ast.stmt) -> bool:
-    """Return whether a statement may check something: definitions and what only a main program does cannot."""
+    """Return whether a statement may check something; definitions, and code for a main program only, cannot."""
     if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
         return False
     if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
@@ -379,7 +379,7 @@ _CHECKERS = ("assert", "fail", "raises", "warns", "exit", "_exit", "quit", "eq_"
 
 
 def _checks(node: ast.AST) -> bool:
-    """Return whether a part of a test can find a wrong result: an assertion, a call of one, or what raises."""
+    """Return whether a part of a test can find a wrong result: an assertion, a call of a checker, or a `raise`."""
     if isinstance(node, ast.Assert):
         return not isinstance(node.test, ast.Constant) or not node.test.value
     if isinstance(node, ast.Call):

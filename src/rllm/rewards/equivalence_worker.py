@@ -1,11 +1,11 @@
-r"""Program that compares mathematical answers: a JSON line in, a JSON line out, and death at the deadline.
+r"""Program that compares mathematical answers: it reads and writes lines of JSON, and is killed at its deadline.
 
 SymPy can take forever over nine characters (`9^{9^{9^9}}`), in C code that no exception interrupts and no thread can
 leave. So the alarm keeps its default action here, which is to kill the process; the caller sees the end of the stream.
 `rllm.rewards.math_reward` runs it as a `Worker`; it imports nothing of ours.
 
 math-verify reads the answers and takes sets, intervals, equations and matrices apart; values are compared here, because
-it would take all numbers for equal that differ by less than 1e-15, such as `1/2^{99}` and `1/2^{98}`.
+it would treat numbers that differ by less than 1e-15 as equal, such as `1/2^{99}` and `1/2^{98}`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 START_DEADLINE_S = 30.0
 MAX_SLOWDOWN = 10
-"""After this many times the deadline, by the clock on the wall, the process dies in any case."""
+"""Multiple of the deadline, in wall-clock time, after which the process is killed in any case."""
 MAX_COMPARISONS = 1000
 """Number after which the process is replaced: SymPy's caches grow."""
 
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _set_alarm(cpu_s: float) -> None:
-    """Die after so many CPU seconds, so that no verdict depends on what else the machine does; 0 calls it off."""
+    """Have the process killed after `cpu_s` of CPU time, so that no verdict depends on other load; 0 cancels."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, MAX_SLOWDOWN * cpu_s)
 
@@ -128,7 +128,7 @@ def _are_same(gold: Expr | MatrixBase, answer: Expr | MatrixBase) -> bool:
     difference = simplify(one - other)
     equal = difference.equals(0)
     if equal is None and difference.is_number:
-        # Of arcs; close to 0, a sine of 0 is a proof.
+        # A difference of arcs: if it is close to 0, a sine of 0 proves that it is 0.
         if abs(difference.evalf()) > 1 or simplify(expand_trig(sin(difference))) != 0:
             raise Undecided
         return True
@@ -146,7 +146,7 @@ def _differ(one: Expr, other: Expr) -> bool:
 
 
 def _exactly(expr: Expr) -> Expr:
-    """Return the expression with decimals as the fractions that they are written for, and real odd roots.
+    """Return the expression with decimals as exact fractions, and with real odd roots.
 
     SymPy uses the complex principal root of a negative number.
     """

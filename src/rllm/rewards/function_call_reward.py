@@ -130,7 +130,7 @@ def _are_objects(value: Any, accepted: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a text, or a list of texts, without what does not matter."""
+    """Return a text, or a list of texts, without characters that do not matter."""
     if isinstance(value, list):
         return [_plain(item) if isinstance(item, str) else item for item in value]
     return _IGNORED.sub("", value).lower().replace("'", '"') if isinstance(value, str) else value

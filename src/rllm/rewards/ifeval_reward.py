@@ -122,8 +122,8 @@ _OPENING, _CLOSING = "\"'“‘([*_", "\"'”’)]*_"
 def count_sentences(text: str) -> int:
     """Return the number of sentences: a mark and a space end one.
 
-    After an abbreviation or an initial only if a common first word follows; after an ellipsis or a number not before
-    lower case.
+    After an abbreviation or an initial they do so only if a common first word follows; after an ellipsis or a number
+    not before lower case.
     """
     words = text.split()
     return bool(words) + sum(_ends_sentence(word, following) for word, following in pairwise(words))
@@ -139,7 +139,7 @@ def _ends_sentence(word: str, following: str) -> bool:
 
 
 def _paragraphs(text: str, num_paragraphs: int) -> bool:
-    """Return whether `***` separates so many paragraphs; it may also be above the first and below the last."""
+    """Return whether `***` separates this number of paragraphs; it may also be above the first and below the last."""
     parts = _parts(text, "***")
     return parts is not None and len(parts) == num_paragraphs
 
@@ -155,7 +155,7 @@ _FIRST_WORD = re.compile(r"'*\"*([^\s.,?!'\"]*)")
 
 
 def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Return whether there are so many paragraphs, with an empty line between, and the nth begins with the word."""
+    """Return whether empty lines separate this number of paragraphs, and the nth begins with the word."""
     paragraphs = [part.strip() for part in text.split("\n\n")]
     num_written = sum(map(bool, paragraphs))
     if num_written != num_paragraphs or not 1 <= nth_paragraph <= num_written or not paragraphs[nth_paragraph - 1]:

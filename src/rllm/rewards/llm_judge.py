@@ -1,4 +1,4 @@
-"""LLM as judge: answers scored by criteria, or ranked within their group, by a model of its own server.
+"""LLM as judge: answers scored by criteria, or ranked within their group, by a model on its own server.
 
 A `Rubric` has the criteria and the model. `judge("rubric.yaml")` returns a reward function: a `RubricJudge` scores one
 answer, a `ConversationJudge` all messages (`conversation: true`), and a `RelativeJudge` compares all answers to a task
@@ -77,7 +77,7 @@ class Rubric(Section):
     timeout_s: PositiveFloat = 60.0
     """Seconds to wait for one answer of the judge."""
     num_retries: NonNegativeInt = 3
-    """New tries, with growing pauses, if its server is busy or unreachable, or if its verdict cannot be read."""
+    """Retries, with growing pauses, if its server is busy or unreachable, or if its verdict cannot be read."""
     max_concurrent: PositiveInt = 16
     """Calls of the judge under way at a time, in each process."""
 
@@ -101,7 +101,7 @@ def judge(rubric: str | Path | JSONMapping) -> RubricJudge | ConversationJudge |
     """Return the reward function of a rubric: the path of a YAML file, or its settings.
 
     Raises:
-        ConfigError: naming the setting that is wrong, or the variable of the key that is missing.
+        ConfigError: if a setting is wrong, or the variable with the key is missing; the message names it.
     """
     if isinstance(rubric, Mapping):
         settings, name = dict(rubric), "rubric"
@@ -250,7 +250,7 @@ class _Judge:
         return {name: task[name] for name in names if name in task and name not in TASK_ID_FIELDS}
 
     def _metadata(self, verdict: Verdict | VerdictError, share: int = 1) -> JSONObject:
-        """Return what is kept on the episode: reasons, and the tokens that its share of the verdict took."""
+        """Return the facts to keep on the episode: reasons, and its share of the tokens that the verdict took."""
         is_cached = isinstance(verdict, Verdict) and verdict.cached
         facts = (
             {"reasoning": verdict.reasoning, "scores": dict(verdict.scores)}
@@ -291,7 +291,7 @@ class RubricJudge(_Judge):
 
 
 class ConversationJudge(RubricJudge):
-    """The same for whole conversations, which are known when rollouts have ended: a reward function of groups."""
+    """`RubricJudge` of whole conversations: a group reward function, since it is called after rollouts have ended."""
 
     scores_groups = True
 
@@ -308,7 +308,7 @@ class ConversationJudge(RubricJudge):
 class RelativeJudge(_Judge):
     """Reward function of groups: one call compares all answers to a task, and scores each from 0 to 1.
 
-    The messages that all of them begin with are shown once, equal answers once, and in an order that a seed decides.
+    The messages that all of them begin with are shown once, and so are equal answers, in an order decided by a seed.
     """
 
     scores_groups = True

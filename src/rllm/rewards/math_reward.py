@@ -119,7 +119,7 @@ class RewardMathFn:
 
         Raises:
             RewardError: if the task has no usable `ground_truth`.
-            MissingDependencyError: without math-verify, at the first answer and not only at one that takes mathematics.
+            MissingDependencyError: without math-verify, even if the answer could be compared as text.
         """
         check_installed()
         given = RewardInput.of(task_info, action)
@@ -133,7 +133,7 @@ class RewardMathFn:
         if verdict is None:
             metadata["reason"] = (
                 f"not decided within {self.deadline_s:g} s: too long or too costly to compare, or equal in all digits "
-                "computed and not proven equal"
+                "computed but not proven equal"
             )
             return RewardOutput(self.config.unk_error_reward, metadata, False)
         if not verdict:
@@ -171,7 +171,7 @@ def _gold(text: str) -> str:
 
 
 def _in_latex(text: str) -> str:
-    """Signs of Unicode, and rare commands, in the LaTeX that math-verify reads."""
+    """Return text with its Unicode signs and rare commands in the LaTeX that math-verify reads."""
     for spelling, latex in _SPELLINGS.items():
         text = text.replace(spelling, latex)
     text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}".replace("−", "-"), text)
@@ -258,7 +258,7 @@ def _both_as_tuples(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _by_name(text: str) -> str:
-    """`x=3, y=4` and `(y,x)=(4,3)` as `(3,4)`; `x=3, x=4`, which are solutions, and all else as they are."""
+    """Return `x=3, y=4` and `(y,x)=(4,3)` as `(3,4)`; any other text unchanged, such as the solutions `x=3, x=4`."""
     found = _ASSIGNED_TUPLE.fullmatch(_plain(text))
     if found is not None:
         names, values = found[1].split(","), found[2].split(",")
@@ -279,7 +279,7 @@ def _values(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """One spelling for what LaTeX spells in many ways."""
+    """Return text with one spelling of everything that LaTeX spells in several ways."""
     text = _TEXT.sub(r"\1", text.strip().removesuffix("."))
     return (
         _IGNORED.sub("", text)

@@ -52,12 +52,12 @@ class RewardFunction(Protocol):
 
 
 def math_reward_fn(task_info: Task, action: str | Action) -> RewardOutput:
-    r"""1.0 if the last `\boxed{}` equals the task's `ground_truth` as mathematics; see `RewardMathFn`."""
+    r"""Return 1.0 if the last `\boxed{}` equals the task's `ground_truth` as mathematics; see `RewardMathFn`."""
     return RewardMathFn()(task_info, action)
 
 
 def search_reward_fn(task_info: Task, action: str | Action) -> RewardOutput:
-    """1.0 for the task's `ground_truth` to the word, else the overlap of words; see `RewardSearchFn`."""
+    """Return 1.0 for an exact match of the task's `ground_truth`, else the overlap of words; see `RewardSearchFn`."""
     return RewardSearchFn()(task_info, action)
 
 
@@ -70,15 +70,15 @@ def f1_reward_fn(task_info: Task, action: str | Action) -> RewardOutput:
 
 
 def multiple_choice_reward_fn(task_info: Task, action: str | Action) -> RewardOutput:
-    """1.0 for the letter of the task's `ground_truth`; see `RewardChoiceFn`."""
+    """Return 1.0 for the letter of the task's `ground_truth`; see `RewardChoiceFn`."""
     return RewardChoiceFn()(task_info, action)
 
 
 def code_reward_fn(task_info: Task, action: str | Action) -> RewardOutput:
-    """1.0 if the last block of Python passes the task's tests; see `RewardCodeFn`."""
+    """Return 1.0 if the last block of Python passes the task's tests; see `RewardCodeFn`."""
     return RewardCodeFn()(task_info, action)
 
 
 def zero_reward(task_info: Task, action: str | Action) -> RewardOutput:
-    """0.0 whatever the answer, for tasks that are only practised."""
+    """Return 0.0 for any answer."""
     return RewardOutput(0.0)

@@ -1,4 +1,4 @@
-"""Input, output and settings of reward functions, and where tasks and model texts have what they need.
+"""Input, output and settings of reward functions, and the search for what they need in tasks and model texts.
 
 All patterns take time linear in the text, because the text is whatever a model wrote.
 """
@@ -44,7 +44,7 @@ class RewardConfig:
     format_error_reward: float = 0.0
     """For text in which no answer was found."""
     unk_error_reward: float = 0.0
-    """For an answer that takes longer to judge than it may."""
+    """For an answer that could not be judged in time."""
     toolcall_bonus: float = 0.5
     """Bonus for a correct mathematical answer if the task has `has_toolcall` set."""
 
@@ -81,7 +81,7 @@ def field_of(task: object, *names: str, reward: str) -> Any:
     """Return the first of these fields that the task has and that is not `None`.
 
     Raises:
-        RewardError: naming the missing field and the existing ones, so that the rollout stays unscored.
+        RewardError: if there is none, so that the rollout stays unscored; the message has the fields of the task.
     """
     if not isinstance(task, Mapping):
         raise RewardError(f"{reward} needs a task that is a mapping, not {type(task).__name__}")

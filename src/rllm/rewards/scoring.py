@@ -50,7 +50,7 @@ def as_reward_output(reward_fn: AnyReward, task: object, action: object) -> Rewa
     whole unscored, and the first part decides whether the answer is right.
 
     Raises:
-        RewardError: naming the function, if it raises, or returns anything other than
+        RewardError: if the function, which the message names, raises, or returns anything other than
             `float | {name: float} | (reward, metrics) | RewardOutput | None`.
     """
     name = _described(reward_fn, task)
@@ -94,8 +94,8 @@ async def score_group(
     """Call a reward function of groups, and return the reward of each trajectory.
 
     Raises:
-        RewardError: naming the function, if it raises, takes longer than `timeout_s`, or does not return a list of one
-            reward for each.
+        RewardError: if the function, which the message names, raises, takes longer than `timeout_s`, or does not return
+            a list with one reward for each.
     """
     name = _described(reward_fn, task)
     more = {"trajectories": list(trajectories)} if "trajectories" in _parameters(reward_fn) else {}
@@ -208,7 +208,7 @@ def reward_output(returned: object, name: str, weights: Weights = MappingProxyTy
     """Return the result of a reward function as a `RewardOutput`; see `as_reward_output`.
 
     Raises:
-        RewardError: beginning with `name`, if it is something else.
+        RewardError: if it is something else; the message begins with `name`.
     """
     if isinstance(returned, RewardOutput):
         parts = _checked_parts(returned.parts, name)
@@ -231,7 +231,7 @@ def _checked_parts(parts: Mapping[Any, object], name: str) -> dict[str, float]:
 
 
 def info_of(verdict: RewardOutput) -> JSONObject:
-    """Return what an environment reports about a reward in the `info` of its last step."""
+    """Return the entries with which an environment reports a reward in the `info` of its last step."""
     parts = {PARTS_KEY: verdict.parts} if verdict.parts else {}
     return {"is_correct": verdict.is_correct, METADATA_KEY: verdict.metadata, **parts}
 
@@ -256,7 +256,7 @@ def checked_reward(value: object, name: str, error: type[RolloutError] = RewardE
     """Return a reward as a finite float, or `None` if it is unscored.
 
     Raises:
-        RolloutError: of the type `error`, naming the function, if it is not a finite number.
+        RolloutError: of the type `error`, if it is not a finite number; the message names the function.
     """
     if value is None or isinstance(value, Unscored):
         return None

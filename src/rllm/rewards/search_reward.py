@@ -104,10 +104,10 @@ def stated_answer(text: str) -> str:
 
 
 def normalize(text: str) -> str:
-    """Lowercase, without punctuation and articles, words a single space apart.
+    """Return text in lower case, without punctuation and articles, and with single spaces between words.
 
-    As SQuAD has it, but 3.5 is not 35, -5 not 5, and C++ not C; and punctuation that ASCII lacks counts as such,
-    a dash or a minus sign as a hyphen.
+    As in SQuAD, but 3.5 is not 35, -5 not 5, and C++ not C; punctuation outside of ASCII is removed, too, and a dash or
+    a minus sign counts as a hyphen.
     """
     return " ".join(_ARTICLES.sub(" ", _PUNCTUATION.sub("", text.lower().translate(_HYPHENS))).split())
 
@@ -151,7 +151,7 @@ _LETTER = (
     r"(?:[B-HJ]|A(?!\s+(?!(?:is|as|because|since|and|or)\b)[a-z])|I(?!\s+[a-z]))(?![A-Za-z0-9+#]|['’][A-Za-z])"
     r"(?![)\]*_\"'”’]{0,4}\?)"
 )
-"""But for the article, as in "Answer: A city", the pronoun, as in "Answer: I think ...", and what is only asked."""
+"""Not the article, as in "Answer: A city", the pronoun, as in "Answer: I think ...", or a letter in a question."""
 _BETWEEN = r"[\s)\]*_$]{0,8}(?:[,/&、和或]|and\b|or\b)[\s(\[*_$]{0,8}(?:(?:and|or)\b[\s(]{0,8})?"
 _LISTED = rf"{_LETTER}(?:{_BETWEEN}{_LETTER}){{0,9}}"
 _WRAPPING = r"(?:[\s:：=*_`$({\[<\"'“‘]|\\[(\[])*(?:\\(?:text|math)(?:bf|rm)?\{[\s(]*)?"

@@ -30,11 +30,11 @@ class Verdict:
     tokens_in: int
     tokens_out: int
     cached: bool = False
-    """Read from the cache, so no tokens were used for it now."""
+    """True if it was read from the cache, so that no tokens were used for it now."""
 
 
 class VerdictError(RewardError):
-    """There is no verdict: the judge failed, or what it wrote cannot be read."""
+    """There is no verdict: the judge failed, or its answer cannot be read."""
 
     def __init__(self, message: str, tokens_in: int = 0, tokens_out: int = 0) -> None:
         super().__init__(message)

@@ -36,9 +36,9 @@ class SandboxLimits:
     """Resources of a sandbox and of all its processes together."""
 
     cpus: float = 1.0
-    """Cores' worth of CPU time."""
+    """Number of CPU cores, or a fraction of one."""
     memory_mb: int = 2048
-    """Mebibytes of memory. Where files are in memory, too, processes and files share the sum of this and `disk_mb`."""
+    """Mebibytes of memory. If files are in memory, too, processes and files share the sum of this and `disk_mb`."""
     disk_mb: int = 2048
     """Mebibytes of files that it may write."""
     max_processes: int = 256
@@ -52,10 +52,10 @@ class ExecResult:
     exit_code: int
     """Exit code; minus the number of the signal that ended it."""
     stdout: str
-    """Beginning and end, with a line between them that has the number of omitted bytes, if any."""
+    """Beginning and end of the output; if bytes are omitted between them, a line has their number."""
     stderr: str
     timed_out: bool = False
-    """It was killed at its deadline, with all that it started."""
+    """True if it was killed at its deadline, with all that it started."""
     num_dropped_bytes: int = 0
     duration_s: float = 0.0
 
@@ -102,10 +102,10 @@ class Sandbox(ABC):
         Args:
             command: see `Command`.
             cwd: its folder, by default `workdir`.
-            env: variables beside those of the sandbox.
+            env: variables in addition to those of the sandbox.
             input: its standard input.
             timeout_s: seconds after which it is killed; none by default.
-            max_output_bytes: limit of what is kept of stdout, and of stderr: half from each end.
+            max_output_bytes: limit on the bytes kept of stdout, and of stderr: half from each end.
             on_output: called with each piece of output as it arrives, until the limit.
 
         Raises:
@@ -114,7 +114,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def upload(self, source: Path, target: str) -> None:
-        """Copy a file, or the content of a folder, from here to a path in the sandbox. Folders are created.
+        """Copy a file, or the content of a folder, from this machine to the sandbox. Missing folders are created.
 
         Raises:
             SandboxError: if the sandbox has ended, or the path cannot be written.
@@ -122,7 +122,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def download(self, source: str, target: Path, *, max_bytes: int = 64 << 20) -> None:
-        """Copy a file, or the content of a folder, from the sandbox to a path here.
+        """Copy a file, or the content of a folder, from the sandbox to this machine.
 
         Links that point out of the copied folder, devices and the like are left out: the sandbox is not trusted.
 
@@ -222,10 +222,10 @@ class SandboxBackend(ABC):
         Args:
             image: a result of `image`, or of `Sandbox.snapshot`.
             limits: bounds of its resources.
-            workdir: folder in which commands run, by default the image's, or `/app` where it has none.
+            workdir: folder in which commands run, by default the image's, or `/app` if it has none.
             env: variables of all commands.
-            mounts: folders of this machine that it sees without writing to them, by their absolute paths in the
-                sandbox; a program that many sandboxes use, for example. Backends on other machines upload them.
+            mounts: folders of this machine that it sees read-only, by their absolute paths in the sandbox; for example
+                a program that many sandboxes use. Backends on other machines upload them.
 
         Raises:
             SandboxError: if it does not start.
@@ -241,7 +241,7 @@ class SandboxBackend(ABC):
         return await self.launch(spec)
 
     async def prepare(self) -> None:
-        """Do what is needed before the first sandbox."""
+        """Prepare the machine for the first sandbox."""
         await self.remove_orphans()
 
     @abstractmethod

@@ -2,8 +2,8 @@
 
 A sandbox sees the programs of this machine, or a folder with a root file system, read-only. What it writes is in
 memory: `/root`, `/tmp`, the working directory, and any other new folder. It has no network but its routes, no
-capabilities, no way to make namespaces, and a user id of its own where this process is root's. Its first process ends
-with this one, by whatever means, and all others end with the first.
+capabilities, no way to make namespaces, and a user id of its own if this process runs as root. Its first process ends
+when this one ends, for whatever reason, and all others end with the first.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ No signal of the sandbox ends process 1, which collects orphans.
 """
 _SHARED_MEMORY = 64 << 20
 _FIRST_USER, _NUM_USERS = 0x60000000, 0x0FFFFFFF
-"""User ids that no machine gives to people or services, and systemd to no container."""
+"""User ids that machines do not give to people or services, nor systemd to containers."""
 
 
 class BubblewrapSandbox(ClientSandbox):
@@ -135,7 +135,7 @@ class BubblewrapSandbox(ClientSandbox):
         return str(folder)
 
     async def save(self, folder: Path, *, workdir: str | None, env: Mapping[str, str]) -> None:
-        """Write an image: the files that the sandbox has written, and what it was started with."""
+        """Write an image: the files that the sandbox has written, and the settings that it was started with."""
         excluded = [f"--exclude=.{path}" for path in ("/dev", "/proc", *self._read_only)]
         archive = new_archive(folder, {"base": self._base, "workdir": workdir, "env": {**self._image_env, **env}})
 
@@ -163,7 +163,7 @@ class BubblewrapSandbox(ClientSandbox):
         return route.url
 
     async def close(self) -> None:
-        """End all processes; the files were in memory."""
+        """End all processes; the files, which are in memory, end with them."""
         self.end_reason = self.end_reason or "it was closed"
         await uncancelled(self._close())
 
@@ -291,7 +291,7 @@ def start_job(base: str, mounts: Mapping[str, Path], *, file_bytes: int) -> tupl
 
 
 def _own_folder(path: str, binds: Sequence[tuple[str, str]], limits: SandboxLimits) -> list[str]:
-    """Return options for a folder to which the sandbox may write, also where the image has one."""
+    """Return options for a folder to which the sandbox may write, even if the image has that folder."""
     is_read_only = any(PurePosixPath(path).is_relative_to(target) for _, target in binds)
     return ["--size", str(limits.disk_mb << 20), "--tmpfs", path] if is_read_only else ["--dir", path]
 
@@ -311,9 +311,9 @@ def _rlimits(limits: SandboxLimits, missing: tuple[str, ...]) -> dict[str, int]:
 @functools.cache
 def _warn_of_missing(missing: tuple[str, ...]) -> None:
     stead = {
-        "memory": "memory_mb holds for each process",
-        "pids": "max_processes for each user",
-        "cpu": "cpus does not",
+        "memory": "memory_mb limits each process",
+        "pids": "max_processes limits each user",
+        "cpu": "cpus has no effect",
     }
     logger.warning(
         "sandbox=local: this user may not make control groups of %s, so %s; run as root, or with `systemd-run --user "
@@ -385,7 +385,7 @@ def problem(command: tuple[str, ...] = ("true",)) -> str | None:
     if ended.returncode:
         readable = ", and make the files of this Python readable for all users (chmod -R o+rX)" if job["uid"] else ""
         return (
-            f"bubblewrap starts no sandbox ({last_lines(ended.stderr)}); permit user namespaces by the sysctls "
+            f"bubblewrap cannot start a sandbox ({last_lines(ended.stderr)}); permit user namespaces by the sysctls "
             f"user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns=0{readable}"
         )
     return None

@@ -10,26 +10,27 @@ import struct
 import sys
 
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-# Numbers on these machines. Refused: memory that no limit of a process counts, and keys of the user;
+# Numbers of calls on these machines. Always refused: memory that no limit of a process counts, and keys of the user.
 _CALLS = {"io_uring_setup": (425, 425), "memfd_create": (319, 279), "memfd_secret": (447, 447), "mq_open": (240, 180)}
 _CALLS |= {"msgget": (68, 186), "semget": (64, 190), "shmget": (29, 194), "userfaultfd": (323, 282)}
 _CALLS |= {"add_key": (248, 217), "bpf": (321, 280), "keyctl": (250, 219), "request_key": (249, 218)}
-# where the machine's processes and sockets in its file system can be seen, those, too, and all signals to processes;
+# Refused where the machine's processes and its socket files can be seen: access to those, and all signals to processes.
 _SHARED = {"connect": (42, 203), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117)}
 _SHARED |= {"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138)}
 _SHARED |= {"rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438)}
-# and what makes the kernel send signals to others: F_SETOWN, F_SETSIG, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP, their limits;
+# Also calls that make the kernel send signals to others (F_SETOWN, F_SETSIG, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP), calls
+# that change the limits of others,
 _FCNTL, _IOCTL, _PRLIMIT = (72, 25), (16, 29), (302, 261)
 _SECOND_ARGUMENTS = {_FCNTL: (8, 10, 15), _IOCTL: (0x8901, 0x8902)}
-# there also datagrams, which need no connection;
+# and datagrams, which need no connection.
 _SOCKET, _SOCKETPAIR, _DATAGRAM = (41, 198), (53, 199), 2
-# and of sockets all families but these: AF_UNIX; in a network of its own AF_INET, AF_INET6 and AF_NETLINK.
+# Families of sockets that are permitted: AF_UNIX; in a network of its own, also AF_INET, AF_INET6 and AF_NETLINK.
 _LOCAL, _NETWORK = (1,), (1, 2, 10, 16)
 
 
 @functools.cache
 def call_filter(*, namespaced: bool) -> bytes | None:
-    """Return the filter for code that runs in namespaces of its own, or does not; `None` if this machine has none."""
+    """Return the filter for code in namespaces of its own, or in none; `None` if this machine does not support it."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES or struct.calcsize("P") != 8:
         return None
     ctypes.CDLL(None, use_errno=True).prctl(22, 2, None, 0, 0)  # PR_SET_SECCOMP, without a program

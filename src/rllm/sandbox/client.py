@@ -58,7 +58,7 @@ if [ -d "$1" ]; then pack -cf - -C "$1" .; fi
 pack -chf - -C "$(dirname -- "$1")" "$(basename -- "$1")"
 """
 FIND_FOLDER = 'folder=${1:-$PWD}; [ "$folder" != / ] || folder=/app; mkdir -p -- "$folder" && echo "$folder"'
-"""Makes the working directory where the image is not known on this machine, and prints it."""
+"""Makes the working directory of an image that this machine does not know, and prints it."""
 UNPACK = 'mkdir -p -- "$1" && exec tar -xf - -C "$1"'
 
 
@@ -107,7 +107,7 @@ async def run_program(
 ) -> ExecResult:
     """Run a program of this machine to its end; end it at its deadline, after cancellation and after errors.
 
-    The result has no output: `on_output` is given that.
+    The result has no output: `on_output` receives it.
 
     Args:
         argv: the program and its arguments.
@@ -135,7 +135,7 @@ async def run_program(
     finally:
         try:
             await uncancelled(_end(process, finished, kill))
-        finally:  # a loop that ends cancels all tasks, the one that ends the program too
+        finally:  # a loop that ends cancels all tasks, including the one that ends the program
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5.0)
@@ -148,7 +148,7 @@ async def run_program(
 def _start(
     argv: Sequence[str], *, stdin: IO[bytes] | None, env: Mapping[str, str] | None, cwd: Path | None
 ) -> subprocess.Popen[bytes]:
-    """Start a program that inherits its standard streams only.
+    """Start a program that inherits only its standard streams.
 
     asyncio under uvloop hands over all open files: a process that the program leaves behind, such as podman's monitor,
     would keep its pipes open, and the end of the output would never come.
@@ -234,7 +234,7 @@ def end_of(result: ExecResult) -> str:
 
 
 async def uncancelled(work: Coroutine[Any, Any, object]) -> None:
-    """Wait until the work is done, also if this task is cancelled meanwhile."""
+    """Wait until the work is done, even if this task is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -401,7 +401,7 @@ class ClientSandbox(Sandbox):
             self.command_ended(mark)
 
     async def _kill(self, mark: str, *, as_root: bool = False) -> None:
-        """Kill a command and all that it started; end the sandbox where that fails, as with a fork bomb."""
+        """Kill a command and all that it started; end the sandbox if that fails, as with a fork bomb."""
         argv, env = self.client(["sh", "-c", KILL, "sh", mark], cwd="/", env={}, stdin=False, as_root=as_root)
         ended = await run_program(argv, OutputKeeper(0).add, env=env, timeout_s=_KILL_TIMEOUT_S)
         if not ended.ok:
@@ -418,7 +418,7 @@ class ClientSandbox(Sandbox):
 
 
 def with_signal(exit_code: int) -> int:
-    """Return an exit code as `ExecResult` has it: clients report 128 and the number of a signal."""
+    """Return an exit code in the form of `ExecResult`: clients report 128 plus the number of a signal."""
     return 128 - exit_code if 128 < exit_code <= 128 + signal.SIGRTMAX else exit_code
 
 

@@ -36,7 +36,7 @@ _INIT = "while :; do sleep 3600; done"
 """The first process of a container. A shell that waits also collects processes whose parents have ended."""
 _IN_NEW_FOLDER = 'mkdir -p -- "$1" && cd -- "$1" && shift && exec "$@"'
 
-# A container may still be on its way, so it looks twice.
+# A container may still be starting, so the script looks twice.
 _REMOVE_ALL = """
 empty=0
 for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
@@ -69,7 +69,7 @@ class ContainerSandbox(ClientSandbox):
     def client(
         self, program: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: bool, as_root: bool = False
     ) -> tuple[Sequence[str], Mapping[str, str] | None]:
-        """Return the command line of `exec`; values of variables are not on it, where others of this machine see it."""
+        """Return the command line of `exec`, without values of variables: other users of the machine can read it."""
         options, client_env = _variables(env)
         if stdin:
             options.append("--interactive")
@@ -124,7 +124,7 @@ class _Containers(SandboxBackend):
 
     program: str
     other: ClassVar[str]
-    """Advice where the program does not work."""
+    """Advice for a program that does not work."""
 
     def __init__(self) -> None:
         """Start nothing."""
@@ -160,7 +160,7 @@ class _Containers(SandboxBackend):
         return await ask(command, env=env, cwd=cwd, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
 
     async def image(self, source: ImageSource) -> str:
-        """Return the image's name, after a pull or a build where this machine does not have it."""
+        """Return the image's name, after a pull or a build if this machine does not have it."""
         if source.folder is None:
             name = source.name or ""
             if not (await self.run("image", "inspect", "--", name)).ok:
@@ -184,7 +184,7 @@ class _Containers(SandboxBackend):
             raise SandboxError("\n".join([f"{what}: {cause}", *before]))
 
     async def prepare(self) -> None:
-        """Remove what ended processes left, and what this one leaves as soon as it has ended."""
+        """Remove what ended processes left, and have what this one leaves removed as soon as it has ended."""
         run_after(this_process(), _REMOVE_ALL, self.program, f"{_LABEL}={this_process()}")
         await super().prepare()
 
@@ -230,7 +230,7 @@ class _Containers(SandboxBackend):
             self._runtime = ["--runtime", "runc"]
             result = await self.run(*self._runtime, *command, env=client_env, cwd=cwd)
         if not result.ok:
-            raise SandboxError(f"no sandbox of {spec.image} starts: {end_of(result)}")
+            raise SandboxError(f"a sandbox of {spec.image} cannot be started: {end_of(result)}")
 
     def limit_options(self, limits: SandboxLimits) -> list[str]:
         """Return options of `run`. Few storage drivers limit a container's files, so `_watch_disks` does."""
@@ -295,7 +295,7 @@ class Podman(_Containers):
     remove_options = ("--time", "0")
 
     def limit_options(self, limits: SandboxLimits) -> list[str]:
-        """Return options of `run`; podman would also hand in this process's variables of proxies.
+        """Return options of `run`; without them podman would pass on this process's proxy variables.
 
         Volumes of an image are not measured, so their files are in the container's own layer.
         """

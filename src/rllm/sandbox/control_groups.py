@@ -1,4 +1,4 @@
-"""Control groups of sandboxes: limits of all its processes together, in either version of Linux's control groups.
+"""Control groups, which limit all processes of a sandbox together, in either version of Linux's control groups.
 
 See cgroups(7). A group of this process, or one above it, must be writable: as root, or delegated by systemd.
 """
@@ -29,7 +29,7 @@ done
 """
 """Shell script that kills the processes in all sandboxes of an owner; its argument is the owner's `group_prefix`."""
 _OWN_PROCESSES = 4
-"""Of bubblewrap, and of programs that enter a sandbox for this process."""
+"""Number of processes of bubblewrap, and of programs that enter a sandbox for this process."""
 
 
 @functools.cache
@@ -95,7 +95,7 @@ class ControlGroup:
         Args:
             name: unique name, which begins with the owner's `this_process()`.
             limits: bounds of its resources.
-            file_bytes: memory for files in memory, beside `memory_mb`.
+            file_bytes: memory for files in memory, in addition to `memory_mb`.
         """
         memory = (limits.memory_mb << 20) + file_bytes
         period = 100_000
@@ -179,7 +179,7 @@ async def remove_group(folder: Path) -> bool:
 
 def _kill_processes(folder: Path) -> None:
     for group, *_ in os.walk(folder):  # unlike rglob, it accepts that another process removes groups meanwhile
-        for process in set(_text(f"{group}/cgroup.procs").split()) - {"0"}:  # of those outside of this PID namespace
+        for process in set(_text(f"{group}/cgroup.procs").split()) - {"0"}:  # 0: outside of this PID namespace
             with suppress(ProcessLookupError):
                 os.kill(int(process), signal.SIGKILL)
 

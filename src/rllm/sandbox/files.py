@@ -1,4 +1,4 @@
-"""Files into and out of sandboxes as tar archives; those that come out are not trusted."""
+"""Transfer of files into and out of sandboxes as tar archives; archives from a sandbox are not trusted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import IO
 from rllm.sandbox.base import SandboxError
 
 _MAX_READ = 1 << 20
-"""Bytes; `shutil.copyfileobj` reads less of a file at a time."""
+"""Maximum bytes of one read; `shutil.copyfileobj` reads less at a time."""
 _MAX_DEPTH = 200
-"""Folders in one another. Python packs and removes folders by recursion, which ends at about 1,000."""
+"""Maximum depth of folders. Python packs and removes folders by recursion, which ends at about 1,000."""
 
 
 def file_of(content: str | bytes) -> IO[bytes]:
@@ -72,7 +72,7 @@ def holds_folder(archive: IO[bytes]) -> bool:
 
 
 def max_archive_bytes(max_bytes: int) -> int:
-    """Return the size of an archive above which its files exceed a limit: a member has up to 1,023 bytes more."""
+    """Return the size of an archive above which its files exceed a limit: each takes up to 1,023 bytes more."""
     return 2 * max_bytes + (1 << 20)
 
 
@@ -82,7 +82,7 @@ def unpack(archive: IO[bytes], target: Path, *, into_folder: bool, max_bytes: in
     Args:
         archive: a tar archive, not compressed, from its beginning.
         target: the folder if `into_folder`, else the path of the archive's only file.
-        into_folder: whether a folder was packed.
+        into_folder: True if a folder was packed.
         max_bytes: limit of the sizes of all files together, holes in them included.
 
     Raises:
@@ -132,13 +132,13 @@ def _unpack_folder(tar: tarfile.TarFile, target: Path, max_bytes: int) -> None:
             elif member.isreg():
                 _write(tar, member, path)
             written[name] = path
-    # Links come last: while files are written, no folder on their way is one.
+    # Links come last: while files are written, no folder in their paths is a link.
     for path, to in links:
         _link(path, to, target)
 
 
 def _link(path: Path, to: str, target: Path) -> None:
-    """Make a link in `target`. Another link on its way would move it, and `to` was judged by its name alone."""
+    """Make a link in `target`. Another link in its path would move it, and `to` was only checked by its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.parent.resolve() != target.resolve() / path.parent.relative_to(target):
         raise SandboxError(f"{path.name} is below a link in the archive")
@@ -150,7 +150,7 @@ def _inside(name: str) -> PurePosixPath | None:
     """Return a name relative to the archive's folder; `None` if it leads out of it."""
     path = PurePosixPath(name)
     if len(path.parts) > _MAX_DEPTH:
-        raise SandboxError(f"the sandbox has more than {_MAX_DEPTH} folders in one another")
+        raise SandboxError(f"the sandbox has folders nested more than {_MAX_DEPTH} deep")
     return None if path.is_absolute() or ".." in path.parts else path
 
 

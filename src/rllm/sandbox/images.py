@@ -1,7 +1,7 @@
 """Images of the backend `local`: programs of this machine or of a folder, and files that are written at the start.
 
-No image is built of a Dockerfile: its steps are taken in a new sandbox. `FROM` stands for this machine's programs;
-`WORKDIR`, `ENV`, `COPY`, `ADD` of files and `RUN` are done, and what would make another image is refused by name.
+No image is built from a Dockerfile: its steps are run in a new sandbox. `FROM` stands for this machine's programs;
+`WORKDIR`, `ENV`, `COPY`, `ADD` of files and `RUN` are done, and other instructions that change an image are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HOST_SETTINGS = (
     *("nsswitch.conf", "os-release", "pki/ca-trust", "pki/tls/cert.pem", "pki/tls/certs", "protocols", "services"),
     *("ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf"),
 )
-"""Of `/etc`: nothing that is private to this machine, such as the keys in `ssl/private`."""
+"""Content of `/etc` in a sandbox: nothing that is private to this machine, such as the keys in `ssl/private`."""
 _OF_ENVIRONMENT = ("bin", "etc", "include", "lib", "lib64", "pyvenv.cfg", "share")
 HOST_FILES = {
     "/etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
@@ -105,7 +105,7 @@ def warn_of_base(base: str) -> None:
 
 
 def host_files() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
-    """Return what is bound (source and target), the links, and the new folders of the image `host`."""
+    """Return the bound files (source and target), the links, and the new folders of the image `host`."""
     root = Path("/")
     there = [path for name in _HOST_FOLDERS if (path := root / name).exists()]
     links = [(str(path.readlink()), str(path)) for path in there if path.is_symlink()]
@@ -119,7 +119,7 @@ def host_files() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str
 
 
 def root_file_system(image: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
-    """Return what is bound, the links, and the new folders of an image; its empty folders can be written to."""
+    """Return the bound files, the links, and the new folders of an image; its empty folders can be written to."""
     binds, links, folders = [], [], []
     for path in sorted(image.iterdir()):
         target = f"/{path.name}"
@@ -173,7 +173,7 @@ def read_dockerfile(folder: Path) -> Recipe:
     """Return the steps of the Dockerfile in a folder.
 
     Raises:
-        SandboxError: naming the line that is not supported, with the remedy.
+        SandboxError: if a line is not supported; the message names it and the remedy.
     """
     path = folder / NAME
     try:
@@ -233,7 +233,7 @@ def _variables(rest: str) -> dict[str, str]:
 
 
 def _copies(folder: Path, rest: str, workdir: str) -> Iterator[Copy]:
-    """Yield what COPY or ADD copies; raise FileNotFoundError if the folder lacks it."""
+    """Yield the copies that COPY or ADD makes; raise FileNotFoundError if the folder lacks a source."""
     words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     if len(words) < 2 or any(word.startswith("--") or "://" in word or "<<" in word for word in words):
         raise ValueError(f"COPY {rest!r} is not supported")
@@ -259,7 +259,7 @@ def _command(rest: str) -> Command:
 
 
 async def build(recipe: Recipe, sandbox: Sandbox, *, timeout_s: float = 600.0) -> None:
-    """Take the steps in a new sandbox, each command within `timeout_s`.
+    """Run the steps in a new sandbox, each command within `timeout_s`.
 
     Raises:
         SandboxError: if a file cannot be copied or a command fails, with the end of its output.

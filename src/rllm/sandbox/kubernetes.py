@@ -1,6 +1,6 @@
 """Sandboxes in a Kubernetes cluster, by `kubectl` and its current context: each is a Job of one pod.
 
-The pod has no service account and no new privileges, and a network policy lets it reach nothing but the gateway, where
+The pod has no service account and no new privileges, and a network policy lets it reach nothing but the gateway, if
 the cluster's network enforces policies. The cluster pulls the images; nothing is built. The jobs of this process are
 deleted as soon as it has ended, those of others at the next start, and each by the cluster after a day.
 """
@@ -39,7 +39,7 @@ while IFS= read -r line && [ "$line" != "$1" ]; do variables="$variables$line
 eval "$variables"
 unset variables line
 """
-"""A shell reads single bytes of a pipe, so the rest is the command's."""
+"""A shell reads a pipe byte by byte, so the rest of the input is left for the command."""
 _IN_FOLDER = 'cd "$2" && shift 2 && exec "$@"'
 _FAILURES = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "RunContainerError"}
@@ -114,7 +114,7 @@ class Kubernetes(SandboxBackend):
         try:
             created = await _kubectl("create", "--filename", "-", stdin=_objects(name, spec))
             if not created.ok:
-                raise SandboxError(f"no sandbox of {spec.image} starts: {end_of(created)}")
+                raise SandboxError(f"a sandbox of {spec.image} cannot be started: {end_of(created)}")
             sandbox = KubernetesSandbox(name, await _pod_of(name, spec.image))
             found = await sandbox.exec(["sh", "-c", FIND_FOLDER, "sh", spec.workdir or ""])
             if not found.ok:
@@ -160,9 +160,9 @@ async def _pod_of(name: str, image: str) -> str:
             waiting = [state["waiting"] for state in states if "waiting" in state]
             reason = "; ".join(f"{each.get('reason')}: {each.get('message', '')}" for each in waiting) or reason
             if status.get("phase") == "Failed" or any(each.get("reason") in _FAILURES for each in waiting):
-                raise SandboxError(f"no sandbox of {image} starts: {reason}")
+                raise SandboxError(f"a sandbox of {image} cannot be started: {reason}")
         await asyncio.sleep(_POLL_S)
-    raise SandboxError(f"no sandbox of {image} started in {_START_TIMEOUT_S:g} s: {reason}")
+    raise SandboxError(f"a sandbox of {image} did not start within {_START_TIMEOUT_S:g} s: {reason}")
 
 
 def _owner() -> str:

@@ -1,8 +1,9 @@
-"""Program that starts a sandbox, or enters one's namespaces to run a command or to listen.
+"""Program that starts a sandbox, or enters the namespaces of one to run a command or to listen.
 
-It runs in an interpreter of its own (`arguments`), needs the standard library alone, and imports nothing after it has
-entered; before, as little as possible, for each command waits for it. It is outside of the sandbox's process namespace,
-and its child is inside; neither can be read or traced from there. See namespaces(7), setns(2) and ioctl_ns(2).
+It runs in an interpreter of its own (`arguments`), and needs only the standard library. It imports as little as
+possible, because each command waits for it, and nothing after it has entered. It is outside of the sandbox's process
+namespace, and its child is inside; neither can be read or traced from there. See namespaces(7), setns(2) and
+ioctl_ns(2).
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def arguments(job: Job, command: Sequence[str] = ()) -> list[str]:
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of this program that give its command these: a loader's variables are not for itself."""
+    """Return variables from which this program restores those of its command: a loader's must not affect itself."""
     return {_VARIABLE + name: value for name, value in env.items()}
 
 
 def main(text: str, command: list[str]) -> NoReturn:
-    """Do the job, and exit as its command did."""
+    """Do the job, and exit with the exit code of its command."""
     job: Job = json.loads(text)
     try:
         _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -81,7 +82,7 @@ def main(text: str, command: list[str]) -> NoReturn:
 
 
 def _close_files(*, except_for: Sequence[int]) -> None:
-    """Close the inherited files but the standard streams and these: uvloop hands over all that may be inherited."""
+    """Close all inherited files but the standard streams and these: uvloop passes on whatever can be inherited."""
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         if number > 2 and number not in except_for:
             with suppress(OSError):  # the listing's own
@@ -158,7 +159,7 @@ def listen(job: Job, _: list[str]) -> int:
 
 
 def enter(job: Job, command: list[str]) -> int:
-    """Run the command in all namespaces of a process, without the rights that entering gives; return its exit code."""
+    """Run the command in all namespaces of a process, without the privileges of entering; return its exit code."""
     import signal
     import warnings  # noqa: F401 - which `os.execvpe` would import after it has entered
 
@@ -194,11 +195,11 @@ def enter(job: Job, command: list[str]) -> int:
         os.close(writer)
     _forward({reader: number for number, (reader, _) in pipes.items()}, until=os.pidfd_open(child))
     status = os.waitpid(child, 0)[1]
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)  # as a shell has it
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)  # as in a shell
 
 
 def _forward(outputs: dict[int, int], *, until: int) -> None:
-    """Copy a command's output until it ends, or closes it: processes that it leaves behind may hold it open."""
+    """Copy a command's output until it closes it or ends: processes that it leaves behind may hold the output open."""
     while outputs:
         ready, _, _ = select.select([*outputs, until], [], [])
         for reader in set(ready) & set(outputs):

@@ -1,4 +1,4 @@
-"""Identity of the process that owns sandboxes, and what a shell or another process does when it has ended."""
+"""Identity of the process that owns sandboxes, and cleanup by a shell or another process when it has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOLDER = "rllm-"
 def this_process() -> str:
     """Return `MACHINE:BOOT:NAMESPACE:PID:START`, which no other process has had.
 
-    Ids of processes are those of a namespace, and are used again; where there is no `/proc`, three fields are `0`.
+    Process ids belong to a namespace and are reused. Without a `/proc`, three fields are `0`.
     """
     return ":".join((*_place(), str(os.getpid()), _start(os.getpid())))
 
@@ -67,7 +67,7 @@ def _exists(pid: int) -> bool:
 
 @functools.cache
 def run_after(owner: str, script: str, *arguments: str) -> None:
-    """Start a shell, once for each script, that runs the script when this process has ended, by whatever means.
+    """Start a shell, once for each script, that runs the script when this process has ended, for whatever reason.
 
     Args:
         owner: `this_process()`.
@@ -92,9 +92,9 @@ _shells: list[subprocess.Popen[bytes]] = []
 
 @functools.cache
 def own_folder() -> Path:
-    """Return a folder for temporary files, which is deleted when this process has ended, by whatever means.
+    """Return a folder for temporary files, which is deleted when this process has ended, for whatever reason.
 
-    Where the machine lost its power, or all processes were killed together, the next process deletes it.
+    If the machine lost its power, or all processes were killed together, the next process deletes it.
     """
     place = Path(tempfile.gettempdir())
     for folder in place.glob(f"{_FOLDER}*:*"):

@@ -1,4 +1,4 @@
-"""A backend with bounds: at most so many sandboxes at once, and some that are started before they are asked for."""
+"""A backend with a limit on the number of sandboxes at once, and with some that are started in advance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SandboxPool(SandboxBackend):
         Args:
             backend: starts the sandboxes.
             concurrency: sandboxes in use at the same time in one event loop; `start` waits for others to be closed.
-            warm: unused sandboxes of each of the two kinds that were asked for last, in addition.
+            warm: unused sandboxes of each of the two kinds that were requested last, in addition to those in use.
         """
         self.name = backend.name
         self._backend = backend
@@ -52,7 +52,7 @@ class SandboxPool(SandboxBackend):
         return await self._backend.remove_orphans()
 
     async def prepare(self) -> None:
-        """Do nothing: the backend's first sandbox needs it."""
+        """Do nothing: the backend prepares itself for its first sandbox."""
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Return a new sandbox, once fewer than `concurrency` are in use."""
@@ -70,7 +70,7 @@ class _LoopPool:
         self._warm = warm
         self._in_use = asyncio.Semaphore(concurrency)
         self._specs: OrderedDict[Hashable, SandboxSpec] = OrderedDict()
-        """Settings that were asked for last, the last ones at the end."""
+        """Settings that were requested last, the latest at the end."""
         self._unused: dict[Hashable, list[Sandbox]] = {}
         self._wake = asyncio.Event()
         self._keeper = asyncio.create_task(self._keep()) if warm else None
@@ -120,7 +120,7 @@ class _LoopPool:
         sandbox.close = close_and_release  # type: ignore[method-assign]
 
     async def _keep(self) -> None:
-        """Start sandboxes of the kinds that were asked for last, until this task is cancelled."""
+        """Start sandboxes of the kinds that were requested last, until this task is cancelled."""
         try:
             while True:
                 await self._wake.wait()

@@ -1,10 +1,10 @@
 """Runner of Python code that is not trusted: `run_python(code)`, `await arun_python(code)`, and warm `Worker`s.
 
 The code runs in bubblewrap, which needs Linux, as the sandboxes of the backend `local` do: read-only programs and
-packages, files in memory, no network, no other processes, no capabilities. Its own limits and a filter of system calls
-come on top. Up to 32 processes have `memory_mb` each, and half as much again in sockets and pipes.
+packages, files in memory, no network, no other processes, no capabilities. In addition, it has limits of its own and a
+filter of system calls. Up to 32 processes may use `memory_mb` each, and half as much again in sockets and pipes.
 
-Where bubblewrap is missing, or may make no namespaces, the code has the same limits, except on processes, and its
+If bubblewrap is missing, or may not make namespaces, the code has the same limits, except on processes, and its
 process group is killed at its end. It can read and write whatever the user can. On Linux it has no capabilities, and
 the filter refuses the network and signals. `SandboxResult.missing` names the gaps, and a warning does so once.
 
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 MIN_MEMORY_MB = 64
 MAX_FILE_BYTES = 16 << 20
-"""Of each file that the code writes, its output included."""
+"""Maximum size of each file that the code writes, its output included."""
 MAX_PROCESSES = 32
 """Threads count as processes."""
 _FOLDER, _FOLDER_BYTES = "/app", 64 << 20
@@ -82,8 +82,8 @@ class Limits(TypedDict, total=False):
     stdin: str
     """Text on the standard input; empty by default."""
     timeout_s: float
-    """Wall-clock seconds, 10 by default; at the deadline the process and its children are killed. A start of the
-    sandbox that takes longer is not counted."""
+    """Wall-clock seconds, 10 by default; at the deadline the process and its children are killed. If the sandbox takes
+    longer to start, its start is not counted."""
     memory_mb: int
     """Mebibytes of address space of each process, 512 by default."""
     max_output_bytes: int
@@ -100,7 +100,7 @@ def run_python(code: str, **limits: Unpack[Limits]) -> SandboxResult:
         **limits: see `Limits`.
 
     Raises:
-        ConfigError: if a limit makes no sense.
+        ConfigError: if a limit is out of range.
         SandboxError: if the sandbox could not be set up.
     """
     with _Run(code=code, **limits) as run:
@@ -108,7 +108,7 @@ def run_python(code: str, **limits: Unpack[Limits]) -> SandboxResult:
 
 
 async def arun_python(code: str, **limits: Unpack[Limits]) -> SandboxResult:
-    """Run the code beside the event loop, as `run_python` does; cancelling it kills the process."""
+    """Run the code as `run_python` does, without blocking the event loop; cancelling it kills the process."""
     run = _Run(code=code, **limits)
 
     def wait() -> SandboxResult:
@@ -156,9 +156,9 @@ def run_judged(
 
 
 class Worker:
-    """Program that stays: it writes a line of JSON when it is ready, and then one for each line of its input.
+    """Program that keeps running: it writes a line of JSON when it is ready, and then one for each line of its input.
 
-    It ends when its input does. It is ours: only its memory is limited. One thread uses it at a time.
+    It ends when its input does. It is our own code, so only its memory is limited. One thread uses it at a time.
     """
 
     def __init__(self, code: str, *, packages: Path, memory_mb: int) -> None:
@@ -166,7 +166,7 @@ class Worker:
 
         Args:
             code: its source.
-            packages: folder of packages that it imports, which may be another than the interpreter's.
+            packages: folder of packages that it imports, which may differ from the interpreter's.
             memory_mb: mebibytes of address space.
 
         Raises:
@@ -309,7 +309,7 @@ class _Run:
         ended.set()
         deadline.cancel()
         _kill_group(self._process)
-        # Only what sets the sandbox up can write there.
+        # Only the code that sets the sandbox up can write to the report.
         if not _size(self._report) and (expired.is_set() or not self._is_killed):
             reason = f"not in {_START_TIMEOUT_S:g} seconds" if expired.is_set() else _last_line(self._stderr)
             raise SandboxError(f"the sandbox ended with exit code {exit_code} before the code began: {reason}")
@@ -331,7 +331,7 @@ class _Run:
 
 @functools.cache
 def _is_confined() -> bool:
-    """Return whether this machine has bubblewrap that works; log once that it has not."""
+    """Return whether this machine has bubblewrap that works; if not, log that once."""
     interpreter = (sys.executable, "-I", "-c", "import sys; open(sys.argv[1])", __file__)
     reason = bubblewrap.problem(interpreter) if sys.platform == "linux" else "this system has no bubblewrap"
     if reason:
@@ -346,7 +346,7 @@ def _is_confined() -> bool:
 
 @contextmanager
 def _set_up() -> Iterator[ExitStack]:
-    """Yield a stack of what has to be closed. Errors of the system are raised as `SandboxError`."""
+    """Yield a stack for resources to close. Errors of the system are raised as `SandboxError`."""
     with ExitStack() as opened:
         try:
             yield opened

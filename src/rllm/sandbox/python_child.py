@@ -1,6 +1,6 @@
-"""Program that runs Python code which is not trusted, as `rllm.sandbox.python` starts it: it limits itself first.
+"""Program with which `rllm.sandbox.python` runs untrusted Python code: it limits itself first.
 
-It runs by its path and imports as little as possible, which would cost time in each run.
+It is run by its path, and imports as little as possible, because imports cost time in each run.
 """
 
 import resource
@@ -70,7 +70,7 @@ class Loader:
 
 
 def run(code: str, *, show_last_value: bool) -> None:
-    """Run the code as `__main__`; what it raises is shown with its own frames only."""
+    """Run the code as `__main__`; the traceback of an error has only the code's own frames."""
     program = types.ModuleType("__main__")
     program.__dict__.update(__file__=FILE_NAME, __loader__=Loader(code))
     sys.modules["__main__"], sys.argv = program, [FILE_NAME]

@@ -1,8 +1,8 @@
 """Sandboxes of the services E2B, Daytona and Modal, whose keys and addresses are in the services' own variables.
 
 A service runs a shell line, and writes and reads a file; all else is done in the sandbox, with `sh`, `tar`, `base64`
-and `timeout`. Output arrives when a command has ended. A sandbox ends after an hour, also after a `kill -9` of this
-process. Written for the APIs of e2b 2.63, daytona 0.226 and modal 1.6, and tested against scripts of them only.
+and `timeout`. Output arrives when a command has ended. A sandbox ends after an hour, even after a `kill -9` of this
+process. Written for the APIs of e2b 2.63, daytona 0.226 and modal 1.6, and tested only against scripted servers.
 """
 
 from __future__ import annotations
@@ -162,14 +162,14 @@ class RemoteSandbox(Sandbox):
 
 
 class RemoteBackend(SandboxBackend):
-    """A service; its methods raise `SandboxError`s."""
+    """A service; its methods raise `SandboxError`."""
 
     variables: ClassVar[tuple[str, ...]]
     """Variables with its keys."""
 
     @abstractmethod
     async def create(self, image: str, limits: SandboxLimits, env: Mapping[str, str]) -> tuple[str, Any]:
-        """Start a sandbox whose network is the public gateway; return its id and its handle."""
+        """Start a sandbox that reaches only the public gateway; return its id and its handle."""
 
     @abstractmethod
     async def shell(self, handle: Any, line: str) -> tuple[int, str]:
@@ -301,7 +301,7 @@ class Daytona(RemoteBackend):
             while created["state"] != "started":
                 if created["state"] in ("error", "build_failed", "destroyed") or time.monotonic() > deadline:
                     reason = created.get("errorReason") or f"it is {created['state']}"
-                    raise SandboxError(f"no sandbox of {image} starts: {reason}")
+                    raise SandboxError(f"a sandbox of {image} cannot be started: {reason}")
                 await asyncio.sleep(0.5)
                 created = json.loads(await self._api("GET", f"/sandbox/{created['id']}"))
         except BaseException:
@@ -349,7 +349,7 @@ class Modal(RemoteBackend):
     async def create(self, image: str, limits: SandboxLimits, env: Mapping[str, str]) -> tuple[str, Any]:
         address, modal = gateway_address(), _modal()
         network = {"outbound_cidr_allowlist": [f"{address[0]}/32"]} if address else {"block_network": True}
-        with _modal_errors(f"no sandbox of {image} starts"):
+        with _modal_errors(f"a sandbox of {image} cannot be started"):
             sandbox = await modal.Sandbox.create.aio(
                 *("sleep", "infinity"),
                 app=await modal.App.lookup.aio("rllm-sandboxes", create_if_missing=True),

@@ -1,7 +1,7 @@
-"""Routes: one server that a sandbox reaches, though it has no network; on another machine by a public address.
+"""Routes, by which a sandbox without a network reaches one server; on another machine, by a public address.
 
 On this machine a small program enters the sandbox's network namespace, listens there and hands the socket to this
-process, which forwards each request to the one server. It needs nothing in the sandbox, so it works for all.
+process, which forwards each request to the one server. It needs no program in the sandbox, so it works for all.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _OF_THE_CONNECTION = {b"connection", b"keep-alive", b"proxy-connection", b"upgra
 class Route:
     """Forwards requests from a port of a sandbox's loopback to one server, as long as it is open.
 
-    Where the URL has a path, only requests to it and below it pass: a session's URL opens no other session, and nothing
-    else of the gateway. Each request has a connection of its own, so none can hide another one in its body.
+    If the URL has a path, only requests to it and below it pass: the URL of a session gives access to no other session,
+    and to nothing else of the gateway. Each request has a connection of its own, so none can hide another one in its
+    body.
     """
 
     def __init__(self, url: str) -> None:
@@ -78,7 +79,7 @@ class Route:
         assert task is not None
         self._tasks.add(task)
         try:
-            # What a sandbox or a server does to a connection ends this request and nothing else.
+            # An error of a connection, on either side, ends only this request.
             with suppress(OSError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError):
                 async with self._limit:
                     await self._forward(reader, writer)
@@ -110,7 +111,7 @@ class Route:
             await asyncio.gather(body, return_exceptions=True)
 
     def _checked(self, head: bytes) -> bytes:
-        """Return the head with the server's name, and for a connection that ends after one response.
+        """Return the head with the server's name, and with the request to close the connection afterwards.
 
         Raises:
             ValueError: if it is malformed.
@@ -165,7 +166,7 @@ async def _listener(pid: int) -> socket.socket:
 VARIABLE = "RLLM_PUBLIC_GATEWAY_URL"
 """`http://ADDRESS:PORT` at which other machines reach the gateway.
 
-A sandbox has the key of its session, which opens nothing else of the gateway.
+A sandbox has the key of its session, which gives access to nothing else of the gateway.
 """
 
 

@@ -1,4 +1,4 @@
-"""Check of tasks: their solution must pass, and doing nothing must not. The agents that do so need no model."""
+"""Check of tasks: their solution must pass, and doing nothing must not. Both are agents that need no model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Oracle(SandboxAgent):
     uses_model = False
 
     def __init__(self, task: TaskFolder | None = None) -> None:
-        """Create the oracle of a task, or one that `for_task` makes others of."""
+        """Create the oracle of a task, or one from which `for_task` makes others."""
         self.task = task
 
     def for_task(self, task: TaskFolder) -> Oracle:
@@ -66,7 +66,7 @@ class TaskCheck:
     nothing: float | None
     problems: tuple[str, ...]
     seconds: float
-    """Of both rollouts, images included."""
+    """Duration of both rollouts, with the time to build images."""
 
     @property
     def ok(self) -> bool:
@@ -145,6 +145,6 @@ async def _reward(
 
 
 def _ends(text: str) -> str:
-    """Return the first line of a text and, where it has more, the last: a program's last line has its error."""
+    """Return the first line of a text and, if it has more, the last: a program's last line has its error."""
     first, *others = text.strip().split("\n")
     return f"{first} [...] {others[-1]}" if others else first

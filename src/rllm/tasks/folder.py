@@ -33,7 +33,7 @@ def read_tasks(source: str | Path) -> list[TaskFolder]:
         source: a folder, or the URL of a git repository, `URL#REF:SUBFOLDER`; see `fetched`.
 
     Raises:
-        ConfigError: naming each file and field that is wrong, with the remedy.
+        ConfigError: if a file or a field is wrong; the message names each of them, with the remedy.
     """
     folder = fetched(str(source)) if is_repository(str(source)) else Path(source).expanduser()
     tasks: list[TaskFolder] = []
@@ -64,7 +64,7 @@ def has_tasks(folder: Path) -> bool:
 
 
 def _task_folders(folder: Path) -> list[Path]:
-    """Return the folders of a source that are tasks, or parts of one; none if there is nothing of a task."""
+    """Return the folders of a source that are tasks, complete or not; empty if there are none."""
     if any((folder / name).exists() for name in (TOML, *_PARTS)):
         return [folder]
     for pattern in ("*", "*/*"):  # Harbor's downloads are two folders deep
@@ -87,9 +87,7 @@ def read_task(folder: str | Path) -> TaskFolder:
     if missing:
         raise ConfigError("\n".join(missing))
     if (folder / "tests/test.sh").read_bytes().partition(b"\n")[0].endswith(b"\r"):
-        raise ConfigError(
-            f"{folder / 'tests/test.sh'} has the line ends of Windows, which sh cannot run: use \\n alone"
-        )
+        raise ConfigError(f"{folder / 'tests/test.sh'} has Windows line endings, which sh cannot run: use \\n alone")
     for path, what in leading_out(folder):  # a sandbox would get files of this machine
         raise ConfigError(f"{path} is {what}: remove it, or replace a link by a copy")
     read = read_toml(folder / TOML)
@@ -186,10 +184,10 @@ def is_repository(source: str) -> bool:
 def fetched(source: str) -> Path:
     """Return a folder with the files of a repository, in the cache folder.
 
-    A commit that is there is not fetched again; for a branch or a tag, the server is asked which commit that is.
+    A commit that is already there is not fetched again; for a branch or a tag, the server is asked for its commit.
 
     Args:
-        source: `URL#REF:SUBFOLDER`, as Docker has it. REF is a branch, a tag or a whole commit, by default the default
+        source: `URL#REF:SUBFOLDER`, as for Docker. REF is a branch, a tag or a whole commit, by default the default
             branch.
 
     Raises:
@@ -218,7 +216,7 @@ def fetched(source: str) -> Path:
 
 
 def _commit_of(source: str, url: str, ref: str) -> str:
-    """Return the commit that a branch or a tag is on the server."""
+    """Return the server's commit of a branch or a tag."""
     lines = (line.partition("\t") for line in _git(source, "ls-remote", "--", url).split("\n"))
     listed = {name: commit for commit, _, name in lines}
     for name in (ref, f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"):
@@ -231,7 +229,7 @@ def _commit_of(source: str, url: str, ref: str) -> str:
 
 
 def _git(source: str, *arguments: str) -> str:
-    """Run git without questions, and return its output."""
+    """Run git without prompts, and return its output."""
     try:
         done = subprocess.run(
             ["git", "-c", "protocol.ext.allow=never", *arguments],

@@ -1,7 +1,7 @@
 """`tasks:DIR`: rollouts of task folders in sandboxes, for the engines of the project.
 
 Rows of tasks name folders of the machine that read them. Folders are sent with the rollouts to the nodes of a cluster,
-and `here` returns the folder of a name on this machine.
+and `here` returns the folder on this machine that a row names.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
 class TaskRollouts:
     """Rollouts of task folders by an agent, in sandboxes of a backend.
 
-    Pickled, they hold the folders of all tasks that this process has opened, for nodes of a cluster.
+    When pickled, they include the folders of all tasks that this process has opened, for the nodes of a cluster.
     """
 
     agent: SandboxAgent
@@ -103,7 +103,7 @@ class TaskRollouts:
 
     @classmethod
     def _arrived(cls, fields: Mapping[str, Any], folders: Mapping[str, bytes | None]) -> Self:
-        """Return rollouts of another process.
+        """Return rollouts that another process has sent.
 
         Raises:
             ConfigError: if a task folder, the agent or the backend is missing on this machine.
@@ -183,7 +183,7 @@ _copies: dict[str, Path] = {}
 
 
 def packed_folders() -> Mapping[str, bytes | None]:
-    """Return all folders that rows name, each with its compressed files; `None` where they are not sent."""
+    """Return all folders that rows name, each with its compressed files, or `None` if these are too large to send."""
     folders = [folder for folder in map(Path, _named) if folder.is_dir()]
     num_bytes = sum(path.lstat().st_size for folder in folders for path in folder.rglob("*"))
     return {str(folder): None if num_bytes > MAX_SENT_MB << 20 else _packed(folder) for folder in folders}

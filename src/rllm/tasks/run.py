@@ -24,7 +24,7 @@ from rllm.tasks.verifier import reward_of, run_verifier
 logger = logging.getLogger(__name__)
 
 _EMPTY = 'mkdir -p "$1" && cd "$1" && rm -rf ./* ./.[!.]* ./..?* /logs/verifier $2 && mkdir -p /logs/verifier'
-"""Removes what the image has where the agent's files and the reward come."""
+"""Removes the image's content from the folders to which the agent's files, the tests and the reward come."""
 _UNREACHABLE = re.compile(
     r"name resolution|could not resolve|name or service not known|nodename nor servname|ENOTFOUND|EAI_AGAIN"
     r"|network is unreachable|ENETUNREACH|connection refused|ECONNREFUSED",
@@ -47,8 +47,8 @@ async def run_task(
 
     The agent's sandbox is closed before the verifier starts, with all of its processes. The verifier has a new sandbox
     of the task's image, to which only the working directory and the task's `artifacts` are copied, and then `tests`.
-    So nothing that an agent does to programs, to `/tests` or `/logs` reaches the verifier; what `tests/test.sh` runs or
-    imports from the working directory does.
+    So nothing that an agent does to programs, to `/tests` or `/logs` reaches the verifier, except for what
+    `tests/test.sh` runs or imports from the working directory.
 
     Args:
         task: the task.
@@ -88,7 +88,7 @@ class _Known:
     carried: Path
     """Folder for the files of the agent's sandbox."""
     has_files: bool = False
-    """All files of the working directory were copied, before the agent worked and afterwards."""
+    """True if all files of the working directory were copied, before the agent worked and afterwards."""
     timings: dict[str, float] = field(default_factory=dict)
     agent_timed_out: bool = False
     verifier_output: str = ""
@@ -122,7 +122,7 @@ class _Known:
 async def _roll_out(
     task: TaskFolder, agent: SandboxAgent, backend: SandboxBackend, known: _Known, to_model: Mapping[str, str]
 ) -> None:
-    """Roll out the task, and note what comes to be known."""
+    """Roll out the task, and record its files, timings and reward in `known`."""
     with _timed(known.timings, "start_s"):
         image = await _image(task, task.image, backend)
         verifier_image = await _image(task, task.verifier_image, backend) if task.verifier_image else image
@@ -144,7 +144,7 @@ async def _roll_out(
         await _take(task, sandbox, known)
     with _timed(known.timings, "verifier_s"):
         workdir = None if task.verifier_image else task.workdir
-        # The verifier has room of its own beside the files of an agent that filled its disk.
+        # The verifier has room of its own in addition to the files of an agent that filled its disk.
         limits = replace(task.limits, disk_mb=2 * task.limits.disk_mb)
         fresh = await backend.start(verifier_image, limits=limits, workdir=workdir, env=task.env)
         async with fresh:
@@ -175,7 +175,7 @@ async def _start(task: TaskFolder, backend: SandboxBackend, image: str, agent: S
 
 
 async def _start_with_agent(task: TaskFolder, agent: SandboxAgent, backend: SandboxBackend, image: str) -> Sandbox:
-    """Start a sandbox in which the agent is installed: from a snapshot where that helps and the backend has them."""
+    """Start a sandbox with the agent installed: from a snapshot if that can hold the agent and the backend has them."""
 
     async def install() -> str | None:
         async with await _start(task, backend, image, agent) as sandbox:
@@ -187,7 +187,7 @@ async def _start_with_agent(task: TaskFolder, agent: SandboxAgent, backend: Sand
 
     ready = None
     if agent.installs_into_image and type(agent).install is not SandboxAgent.install:
-        # `install` holds the agent, so its id is of no other one.
+        # `install` refers to the agent, so no other one can get its id.
         ready = await _once((backend, image, id(agent), task.workdir, frozenset(task.env.items())), install)
     sandbox = await _start(task, backend, ready or image, agent)
     if ready is None:

@@ -19,7 +19,7 @@ NOUNS = (
     *("ant", "bell", "cake", "desk", "east", "fork", "goat", "hill", "iron", "jam", "kite", "lamp", "moon", "nest"),
     *("oak", "pear", "quay", "rain", "salt", "tent", "vase", "wolf", "yarn", "zinc"),
 )
-"""Words in files, and with a digit their names."""
+"""Words in the files, and, with a digit, in their names."""
 NUM_FILES, NUM_LINES = 3, 6
 _TOML = """\
 version = "1.0"
@@ -76,7 +76,7 @@ def shell_tasks(size: int, *, seed: int) -> list[ShellTask]:
     """Return distinct tasks, all kinds in turn; the same for the same seed.
 
     Raises:
-        ConfigError: if there are not so many.
+        ConfigError: if there are fewer than `size`.
     """
     kinds = list(KINDS)
 

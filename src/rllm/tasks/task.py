@@ -35,11 +35,11 @@ class TaskFolder:
     verifier_env: Mapping[str, str] = field(default_factory=dict)
     solution_env: Mapping[str, str] = field(default_factory=dict)
     agent_timeout_s: float = 600.0
-    """Seconds after which the agent is stopped; its work is verified all the same."""
+    """Seconds after which the agent is stopped; its work is verified nevertheless."""
     verifier_timeout_s: float = 600.0
     build_timeout_s: float = 600.0
     artifacts: tuple[str, ...] = ()
-    """Absolute paths beside `workdir` that the verifier gets from the agent's sandbox."""
+    """Absolute paths that the verifier gets from the agent's sandbox in addition to `workdir`."""
     metadata: JSONMapping = field(default_factory=dict)
     """Table `[metadata]` of `task.toml`."""
 
@@ -60,9 +60,9 @@ class SandboxAgent(ABC):
     name: str = ""
     """Name in messages, by default that of the class."""
     uses_model: bool = True
-    """Its model calls are trained on; without any, a rollout has failed."""
+    """True if it calls the model: its calls are trained on, and a rollout without any has failed."""
     installs_into_image: bool = True
-    """`install` writes files of the sandbox, which a snapshot keeps; if not, it only fills the folders of `mounts`."""
+    """True if `install` writes to the sandbox, so that a snapshot helps; otherwise it only fills its `mounts`."""
 
     def check(self) -> None:  # noqa: B027
         """Raise `ConfigError` if it cannot work on this machine."""
@@ -77,7 +77,7 @@ class SandboxAgent(ABC):
         return {}
 
     async def install(self, sandbox: Sandbox) -> None:  # noqa: B027
-        """Prepare an image: called once for agent and image where the backend has snapshots, else in each sandbox.
+        """Prepare an image: called once for agent and image if the backend has snapshots, otherwise in each sandbox.
 
         It runs before the instruction is known, and what it writes is not part of the agent's work.
         """
@@ -109,7 +109,7 @@ class FileChange:
     """A file in the working directory that the agent added, changed or removed."""
 
     path: str
-    """Relative to the working directory, with signs for what is not text."""
+    """Path relative to the working directory, with visible signs for control characters."""
     kind: Literal["added", "changed", "removed"]
     num_bytes: int
     """Size afterwards; 0 if removed."""
@@ -137,7 +137,7 @@ class TaskOutcome:
     agent_timed_out: bool = False
 
     def verdict(self) -> JSONObject:
-        """Return what the viewer and `rllm explain` show, for the trajectory's `info[VERDICT_KEY]`."""
+        """Return the facts that the viewer and `rllm explain` show, for the trajectory's `info[VERDICT_KEY]`."""
         changed = None if self.changes is None else "\n".join(map(str, self.changes))[:MAX_TEXT] or "none"
         shown: JSONObject = {
             "files changed": changed,

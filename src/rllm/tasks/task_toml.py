@@ -40,7 +40,7 @@ class _Phase(_Table):
 
     env: dict[str, str] = Field(default_factory=dict)
     user: Literal["root", 0] | None = None
-    """Commands run as the image's user, so that no other one can be chosen."""
+    """Only root, because commands run as the user of the image."""
     network_mode: str | None = None
     allowed_hosts: list[str] | None = None
 
@@ -116,7 +116,7 @@ def read_toml(path: Path) -> TaskToml:
     """Return the fields of a `task.toml`.
 
     Raises:
-        ConfigError: with the file, each wrong field, its value and the remedy.
+        ConfigError: if a field is wrong; the message has the file, each wrong field, its value and the remedy.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -150,7 +150,7 @@ _UNSUPPORTED = {
 
 
 def _unsupported(task: TaskToml) -> Iterator[str]:
-    """Yield what a task asks for and does not get here, with the remedy."""
+    """Yield each feature that a task asks for and that is not supported, with the remedy."""
     if task.schema_version not in VERSIONS:
         yield f"schema_version={task.schema_version!r} is not known: use one of {', '.join(VERSIONS)}"
     for name, remedy in _UNSUPPORTED.items():

@@ -1,4 +1,4 @@
-"""The verifier of a task: it runs in a sandbox in which no agent has been, and writes a reward."""
+"""The verifier of a task: it runs in a sandbox in which no agent has worked, and writes a reward."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def reward_in(name: str, content: str) -> tuple[float, dict[str, float]]:
         content: text of the file.
 
     Raises:
-        RewardError: with the rest of a sentence about the verifier, if there is no finite number.
+        RewardError: if there is no finite number; its message continues a sentence about the verifier.
     """
     if name not in ("reward.json", "reward.txt"):
         what = "left no regular file as reward" if name == "odd" else "wrote no reward"

@@ -65,7 +65,7 @@ class FunctionAgent(SandboxAgent):
         """Check its parameters.
 
         Raises:
-            ConfigError: if it needs another one than `PARAMETERS`.
+            ConfigError: if it requires one that is not among `PARAMETERS`.
         """
         self.name = name
         self._function = function
@@ -124,8 +124,8 @@ def open_agent(spec: str, *, max_steps: int | None = None) -> SandboxAgent:
     """Return an agent.
 
     Args:
-        spec: a name of `agent_names`, a program's with a version of it (`codex@0.170.0`), or `FILE.py:function` of a
-            function that receives the sandbox (see `FunctionAgent`).
+        spec: a name of `agent_names`, to which a version of a program may be added (`codex@0.170.0`), or
+            `FILE.py:function`, a function that receives the sandbox (see `FunctionAgent`).
         max_steps: commands in a rollout of terminus.
 
     Raises:

@@ -46,7 +46,7 @@ class Program(SandboxAgent):
     command: tuple[str, ...]
     python: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables beside those that lead model clients to the gateway."""
+    """Environment variables in addition to those that lead model clients to the gateway."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files in its home."""
 
@@ -57,7 +57,7 @@ class Program(SandboxAgent):
 
     @property
     def mounts(self) -> Mapping[str, Path]:
-        """Return its folder here, whose content appears in running sandboxes as soon as it is installed."""
+        """Return its folder on this machine, whose content appears in running sandboxes as soon as it is installed."""
         folder = cache_folder() / "agents" / f"{self.name}-{self.version}"
         folder.mkdir(parents=True, exist_ok=True)
         return {f"/opt/rllm/{self.name}": folder}
@@ -98,7 +98,7 @@ class Program(SandboxAgent):
             raise AgentError(f"{self.name} ended with exit code {done.exit_code}: {last_lines(done.output)}")
 
     async def _place(self, sandbox: Sandbox) -> str:
-        """Return its folder in the sandbox; Python's packages are installed for the image's version of Python.
+        """Install it if need be, and return its folder in the sandbox; packages of PyPI fit the image's Python.
 
         Raises:
             AgentError: if it cannot be installed.
@@ -116,7 +116,7 @@ class Program(SandboxAgent):
         return f"{place}/{kind}"
 
     def _ensure_installed(self, folder: Path) -> None:
-        """Install it, if it is not there; this process does not try again what failed."""
+        """Install it if it is missing; this process does not repeat a failed installation."""
         with _installing:
             if folder in _failures:
                 raise AgentError(_failures[folder])

@@ -57,7 +57,7 @@ class Terminus(SandboxAgent):
             tools: let the model call the tool `shell` in its own format, instead of answering with a command.
             max_steps: commands in a rollout.
             command_timeout_s: seconds after which a command is killed.
-            max_output: characters of output that the model is shown of each command.
+            max_output: characters of each command's output that the model is shown.
         """
         self.tools = tools
         self.max_steps = max_steps
@@ -119,7 +119,7 @@ def command_in(text: str) -> str:
 
 
 def shown_output(result: ExecResult, max_output: int, timeout_s: float) -> str:
-    """Return what the model is shown of a command: output, cut in the middle, and exit code unless that is 0."""
+    """Return the text that shows a command to the model: output, cut in the middle, and exit code unless it is 0."""
     text = (result.stdout + result.stderr).rstrip()
     if len(text) > max_output:
         half = max_output // 2
