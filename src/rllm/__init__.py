@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 import_hook.install()
 
-# By default torch's threads wait for each other in a busy loop. Beside other busy programs that made a step of a small
-# model 20 times slower; this limit costs an idle machine nothing. It is read when torch is imported.
+# By default torch's threads wait for each other in a busy loop, which made a step of a small model 20 times slower on a
+# machine with other busy programs. The limit costs nothing on an idle machine. It is read when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"

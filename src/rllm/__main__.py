@@ -1,4 +1,4 @@
-"""`python -m rllm`, which is the `rllm` command."""
+"""Entry point of the `rllm` command, and of `python -m rllm`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def main() -> None:
-    """Run the command line. Until all is imported that it needs, Ctrl-C just ends it, with no traceback."""
+    """Run the command line. While its modules are imported, Ctrl-C ends the process without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from rllm import cli

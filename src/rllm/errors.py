@@ -15,9 +15,9 @@
     ├── WeightSyncError
     └── WorkerError                      a training worker failed, died or ran out of memory
 
-Users raise plain Python errors; `with boundary(EnvError, "env.step")` gives them a type once, at the border. Every
-message states what was wrong, the value, and the remedy. All errors can be pickled, because Ray sends them between
-processes.
+Users' code raises plain Python errors; `with boundary(EnvError, "env.step")` converts them once, where that code is
+called. Every message states what was wrong, the value, and the remedy. All errors can be pickled, because Ray sends
+them between processes.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def ungrouped() -> Iterator[None]:
 
 @contextmanager
 def concerning(what: str) -> Iterator[None]:
-    """Prefix the message of a `ConfigError` inside with the option or argument that it concerns: `"--val: ..."`."""
+    """Prefix configuration errors raised in the block with the option or argument that they concern: `"--val: ..."`."""
     try:
         yield
     except (ConfigError, MissingDependencyError) as error:
@@ -214,7 +214,7 @@ def first_line(error: BaseException) -> str:
 
 
 def last_lines(text: str) -> str:
-    """Return the end of a program's output, for a message, or `no output`; `[...]` stands for what is left out."""
+    """Return the end of a program's output for a message, or `no output`; `[...]` stands for omitted text."""
     text = text.strip()
     end = "\n".join(text.split("\n")[-8:])[-800:]
     return (end or "no output") if end == text else f"[...] {end}"
@@ -263,7 +263,7 @@ def place_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException | None) -> str:
-    """Return the traceback of an error; of errors that this package raised on purpose, only that of their cause."""
+    """Return the traceback of an error; for a `RolloutError` that this package raised, only that of its cause."""
     if error is None:
         return ""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -273,11 +273,11 @@ def traceback_of(error: BaseException | None) -> str:
 
 
 NOISE = 1e-12
-"""Size below which a value is rounding noise of a sum of numbers of ordinary size."""
+"""Absolute value below which a number is treated as a rounding error."""
 
 
 def number(value: object, *, digits: int = 3, decimals: int | None = None) -> str:
-    """Format a number in a few digits, as 0.531, 12.4 or 3.1e-07; rounding noise as 0, and `None` as nothing.
+    """Format a number in a few digits, as 0.531, 12.4 or 3.1e-07; rounding errors as 0, and `None` as empty text.
 
     Args:
         value: The number; other values are converted to text.

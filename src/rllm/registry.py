@@ -1,4 +1,4 @@
-"""Short names and import paths to objects: `resolve("grpo", ALGORITHMS)` or `resolve("my_pkg.mod:Class", ALGORITHMS)`.
+"""Objects by short name or import path: `resolve("grpo", ALGORITHMS)` or `resolve("my_pkg.mod:Class", ALGORITHMS)`.
 
 There are no decorators and no import side effects, so a name means the same in every process, including Ray workers.
 """
@@ -30,10 +30,10 @@ _LIBRARIES = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name i
 
 
 def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
-    """Return the object of a short name in `known`, or of an import string `pkg.mod:Attribute`.
+    """Return the object that a short name in `known`, or an import path `pkg.mod:Attribute`, stands for.
 
     Raises:
-        ConfigError: if the name is neither, with a list of the known names; or see `load_object`.
+        ConfigError: if the name is neither; the message lists the known names. Also see `load_object`.
         PluginError: see `load_object`.
     """
     path = known.get(name, name)
@@ -93,7 +93,7 @@ def load_object(path: str, *, kind: str = "name") -> Any:
 
 
 def search_current_folder() -> None:
-    """Let modules be in the current folder, as with `python -m`."""
+    """Add the current folder to the import path, as `python -m` does."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
 

@@ -68,10 +68,10 @@ RESERVED_PREFIX = "rllm."
 DRIFT_KEY = "rllm.drift"
 """Metadata key of a trace: the reason why its prompt does not continue the tokens of the answer that it follows."""
 LOST_KEY = "rllm.not_in_prompt"
-"""Metadata key of a trace, and info key of an episode: kinds of content of a request that are missing in its prompt."""
+"""Metadata key of a trace, and info key of an episode: kinds of a request's content that its prompt does not have."""
 
 NO_TOKENS_KEY = "rllm.no_tokens"
-"""Info key of an episode: the reason of the first of its model calls that gave no usable tokens, such as a refusal."""
+"""Info key of an episode: the reason, such as a refusal, why its first model call without usable tokens has none."""
 
 CLIENT_KEY = "rllm.client"
 """Metadata key of a trace without a session of its own: the client and process that made the call."""
@@ -79,12 +79,12 @@ CLIENT_KEY = "rllm.client"
 SIDE_CALL_KEY = "rllm.side_call"
 """Metadata key of a trace: the reason why the call is not part of its task, such as a request for a title."""
 NUM_SIDE_CALLS_KEY = "num_side_calls"
-"""Info key of a trajectory: the number of calls left out for that reason."""
+"""Info key of a trajectory: the number of calls left out because they are not part of its task."""
 NUM_UNUSABLE_CALLS_KEY = "num_unusable_calls"
 """Info key of a trajectory: the number of calls left out because they failed, were cut off, or had no usable tokens."""
 
 REFERENCE_KEY = "rllm.reference"
-"""Info key of a trajectory of a greedy rollout, which others are compared with and which is not trained on itself."""
+"""Info key of a trajectory from a greedy rollout: others are compared with it, and it is not trained on."""
 NOT_TEXT_KEY = "rllm.not_text"
 """Info key of a step: types of the parts of its prompt that are not text, if any; see `parts_beside_text`."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
@@ -102,9 +102,9 @@ OUTCOME_KEY = "rllm.outcome"
 
 
 _COLUMN = {"store": "column"}
-"""Declares a field that stores keep in a column of its own: numbers by token, and what queries ask for."""
+"""Declares a field that stores keep in its own column: it has a number for each token, or queries select by it."""
 _SHARED = {"store": "shared"}
-"""Declares a field of a trace's document that is often equal in consecutive calls, which then store it once."""
+"""Declares a field of a trace's document that is often equal in consecutive calls and is then stored once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +115,7 @@ class Trace:
     they share `call_id`. Traces are built only in `rllm.capture`, which checks ids, log-probabilities and lengths.
 
     Each field declares how it is stored; stores and exports follow from that. A field without a declaration is part of
-    the JSON document of its trace, so that an optional one can be added here alone. A new column needs a new
+    the JSON document of its trace, so a new optional one needs no other change. A new column needs a new
     `rllm.store.rows.SCHEMA`.
     """
 
@@ -132,7 +132,7 @@ class Trace:
     response: Message
     """Assistant message, as the agent received it."""
     prompt_ids: list[int] = field(default_factory=list, metadata=_COLUMN)
-    """Of a trace that a gateway is about to store, an `array("I")`; stores and `to_dict` return lists."""
+    """An `array("I")` in a trace that a gateway is about to store; stores and `to_dict` return lists."""
     response_ids: list[int] = field(default_factory=list, metadata=_COLUMN)
     """Every sampled id, including end-of-turn and stop strings. Empty if the server gave no ids (not trainable)."""
     logprobs: list[float] = field(default_factory=list, metadata=_COLUMN)
@@ -470,7 +470,7 @@ _LEFT_OUT = {
 
 def why_left_out(reason: str) -> str:
     """Return in words why a step was not trained on; `reason` is `StepCredit.dropped`."""
-    return _LEFT_OUT.get(reason, f"its rollout ended by {reason.replace('_', ' ')}")
+    return _LEFT_OUT.get(reason, f"its rollout ended early: {reason.replace('_', ' ')}")
 
 
 def credits_by_trace(credits: Iterable[StepCredit]) -> dict[str, list[StepCredit]]:
@@ -487,7 +487,7 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def task_id_of(task: JSONMapping, place: object) -> str:
-    """Return the task's own id, or else its place among the others, as valid Unicode."""
+    """Return the task's own id, or else `place`, its position among the tasks, as valid Unicode."""
     own = (task[name] for name in TASK_ID_FIELDS if task.get(name) is not None)
     return str(next(own, place)).encode(errors="replace").decode()
 

@@ -20,13 +20,13 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 
 
 def cache_folder() -> Path:
-    """Return the user's folder for what can be made again: `$RLLM_CACHE`, `$XDG_CACHE_HOME/rllm` or `~/.cache/rllm`."""
+    """Return the user's cache folder: `$RLLM_CACHE`, `$XDG_CACHE_HOME/rllm` or `~/.cache/rllm`."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("RLLM_CACHE") or Path(base) / "rllm").expanduser()
 
 
 def new_folder(parent: Path) -> Path:
-    """Return the path of a folder named by the time, which does not exist yet."""
+    """Return the path of a folder that does not exist yet, named after the current time."""
     name = time.strftime("%Y%m%d-%H%M%S")
     numbered = (parent / f"{name}-{number}" for number in itertools.count(2))
     return next(path for path in itertools.chain([parent / name], numbered) if not path.exists())
@@ -34,11 +34,11 @@ def new_folder(parent: Path) -> Path:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a path at which to make a folder, which takes the place of `folder` in one step at the end.
+    """Yield a path at which to create a folder, which is renamed to `folder` at the end.
 
     If another process was faster, its folder stays.
     """
-    with suppress(FileExistsError):  # of a file there, for which the next line has the better error
+    with suppress(FileExistsError):  # the parent is a file: the next line has a better error
         folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         new = Path(scratch) / "new"
@@ -52,14 +52,14 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a path to write at; the file takes the place of `path`, atomically and durably.
+    """Yield a path to write to; at the end, the new file replaces `path` atomically and durably.
 
     Raises:
         OSError: if `path` is a device or a pipe, which the file would replace.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
-    place = Path(os.path.realpath(path))  # links to it stay
+    place = Path(os.path.realpath(path))  # a link stays; its target is replaced
     new = place.with_name(f"{place.name}.new")
     try:
         yield new
@@ -100,7 +100,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
     """Yield the complete lines of a file, without a torn last one; nothing if the file does not exist.
 
     Raises:
-        ConfigError: if a line is longer than any that is written here.
+        ConfigError: if a line is longer than any that this package writes.
     """
     if path.exists():
         with path.open("rb") as file:

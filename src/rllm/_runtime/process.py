@@ -22,7 +22,7 @@ _fork_lock = threading.RLock()
 
 @contextmanager
 def on_ctrl_c(handle: object) -> Iterator[None]:
-    """Call a handler for Ctrl-C; of several signals that arrive together, only for the first.
+    """Call a handler on Ctrl-C, once for several signals that arrive together.
 
     Does nothing outside the main thread, which alone has signal handlers.
     """
@@ -60,8 +60,8 @@ if hasattr(os, "register_at_fork"):
 def no_fork_meanwhile() -> Iterator[None]:
     """Make forks of other threads wait.
 
-    A fork in the middle of `subprocess.Popen` inherits the pipes to the new program, whose end is then not seen until
-    the fork ends too. A fork in the middle of a change to shared state has half of it.
+    A process forked in the middle of `subprocess.Popen` inherits the pipes of the new program, which then stay open
+    until it ends, too. A process forked in the middle of a change to shared state has half of the change.
     """
     with _fork_lock:
         yield
@@ -91,13 +91,13 @@ def resident_memory() -> int:
 
 
 def return_memory() -> None:
-    """Return freed memory to the system where the C library is glibc, which keeps it for the thread that freed it."""
+    """Return freed memory to the system if the C library is glibc, which keeps it for the thread that freed it."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 def keep_freed_memory() -> None:
-    """Let this process use freed memory again until `return_memory`, where the C library is glibc.
+    """Let this process use freed memory again until `return_memory`, if the C library is glibc.
 
     By default glibc returns each large tensor to the system, which clears the memory of the next one page by page.
     """
@@ -114,7 +114,7 @@ _malloc_trim, _mallopt = (
 
 
 def _groups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield limit and use of the control groups (v1 and v2) of this process and their parents that have a limit.
+    """Yield the limit and the usage of each control group (v1 or v2) of this process, parents included, with a limit.
 
     Cached files are not counted as used.
     """

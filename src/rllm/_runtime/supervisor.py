@@ -39,7 +39,7 @@ def supervised(
 
 
 def main(control_fd: int, grace_s: float, scratch: str, command: list[str]) -> int:
-    """Run the command to its end, or to that of CONTROL_FD, and return its exit code."""
+    """Run the command until it exits or CONTROL_FD ends it, and return its exit code."""
     with (
         socket.socket(fileno=control_fd) as control,
         _woken_by_children() as woken,
@@ -69,14 +69,14 @@ def main(control_fd: int, grace_s: float, scratch: str, command: list[str]) -> i
 
 
 def _end_with_supervisor() -> None:
-    """Let the kernel kill the command where this process, which has one thread, is killed; on Linux only."""
+    """Have Linux kill the command when the thread that started it ends, which is the only one of this process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @contextlib.contextmanager
 def _woken_by_children() -> Iterator[socket.socket]:
-    """Yield a socket that becomes readable when a child ends or a signal arrives, which has no other effect."""
+    """Yield a socket that becomes readable when a child ends or a signal arrives; signals have no other effect."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)

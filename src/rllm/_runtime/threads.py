@@ -44,7 +44,7 @@ async def in_thread(function: Callable[[], T], *, name: str) -> T:
 class SoftLimiter:
     """Limit on concurrent calls; a call that exceeds a soft timeout continues without counting.
 
-    So calls that hang cannot keep all others from starting. Deadlines are up to the caller.
+    This way, calls that hang cannot keep all others from starting. Deadlines are up to the caller.
     """
 
     def __init__(self, limit: int, *, soft_timeout_s: float | None = None) -> None:
@@ -65,7 +65,7 @@ class SoftLimiter:
                 self._semaphore.release()
 
         def expire() -> None:
-            logger.warning("%r has taken %.3g s: another call may start beside it", name, self._soft_timeout_s)
+            logger.warning("%r has taken %.3g s: another call may start meanwhile", name, self._soft_timeout_s)
             release()
 
         loop = asyncio.get_running_loop()
@@ -148,8 +148,8 @@ class EventLoopThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._closed = False
+        # Work begins either before `close`, which cancels it, or not at all; without the lock it could be forgotten.
         self._lock = threading.Lock()
-        # Work that starts before the end is cancelled by it; without the lock it could be forgotten.
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._stay()), name=name, daemon=True)
         contextvars.Context().run(self._thread.start)
@@ -254,7 +254,7 @@ class _Worker:
         context = contextvars.Context()  # a thread outlives the job that it is started for
         try:
             context.run(_starter().submit, worker._begin)
-        except RuntimeError:  # the interpreter ends, and has ended its executors
+        except RuntimeError:  # the interpreter is shutting down, and has ended its executors
             context.run(worker.thread.start)
         return worker
 
@@ -265,11 +265,11 @@ class _Worker:
         self._jobs.put((context, function, settle))
 
     def _begin(self) -> None:
-        if self.thread.ident is not None:  # `start` has begun it, where the starter could not
+        if self.thread.ident is not None:  # `start` has started it, because the starter had ended
             return
         try:
             self.thread.start()
-        except RuntimeError as error:  # the system cannot run another
+        except RuntimeError as error:  # the system allows no more threads
             if (job := self._jobs.get()) is not None:
                 job[2]((None, error))
 

@@ -1,7 +1,7 @@
 """Bounds on the cost of data from outside: compressed bytes, output of programs, and JSON, also in a model's text.
 
 A megabyte of a compressed blob may stand for a gigabyte, and `[],[],...` takes thirty times its length in memory.
-Whatever comes from a file or a network peer is unpacked and parsed here, where it can be large.
+Data from a file or a network peer that may be large is unpacked and parsed here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import orjson
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 """Limit for one blob; the longest requests and responses of a gateway have a quarter of it."""
 LARGE = 1024 * 1024
-"""Bytes of JSON from which its values are counted, and from which an event loop parses it in a thread."""
+"""Bytes of JSON above which its values are counted, and above which an event loop parses it in a thread."""
 MAX_VALUE_BYTES = 128 * 1024 * 1024
 """Memory for the values of a JSON document without its strings: 2,700,000 numbers, or 1,000,000 empty lists."""
 MAX_ANSWER_CHARS = 20_000
-"""Number of characters at the end of a model's text in which JSON or an action is searched."""
+"""Number of characters at the end of a model's text that are searched for JSON or an action."""
 _OBJECT, _LIST, _NEXT = 240, 64, 48
-"""Least memory of an object, a list and each further value, in bytes."""
+"""Minimum memory of an object, a list and each further value, in bytes."""
 
 
 _SHOWN_CONTROLS = {
@@ -87,7 +87,7 @@ def json_within(text: str, opening: str = "[{") -> Iterator[Any]:
 
 
 def last_json(text: str) -> Any:
-    """Return a JSON text's value, or the last outermost one in any other text; raise `ValueError` without one."""
+    """Return the value of a JSON text, or else the last outermost JSON value in it; raise `ValueError` without one."""
     try:
         return json.loads(text[-MAX_ANSWER_CHARS:])
     except (ValueError, RecursionError):
@@ -116,7 +116,7 @@ def read_bytes(path: Path, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
 
 
 def check_values(text: bytes, *, limit: int = MAX_VALUE_BYTES) -> None:
-    """Estimate the memory of a JSON document's values without parsing it; short ones are not counted.
+    """Estimate the memory of a JSON document's values without parsing it; short documents are not checked.
 
     Raises:
         TooLargeError: if they take more than `limit` bytes.

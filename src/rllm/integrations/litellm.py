@@ -60,7 +60,7 @@ class Detours:
         """Redirect the keyword arguments of a LiteLLM call through a gateway, in its session.
 
         Raises:
-            ConfigError: if the deployment's address is not a web address, or the session's name is not valid in one.
+            ConfigError: if the deployment's address is not a web address, or cannot contain the session's name.
         """
         if call.get("api_key") == self._key:  # LiteLLM invokes the callback twice for a call that it translates.
             return call
@@ -105,10 +105,7 @@ def headers_of(call: JSONMapping) -> dict[str, str]:
 
 
 def session_of(call: JSONMapping, headers: Mapping[str, str]) -> str | None:
-    """Return the session that a request names.
-
-    In a header, metadata or the API key, or as LiteLLM's own session.
-    """
+    """Return the session that a request names in a header, metadata or the API key, or as LiteLLM's own session."""
     metadata = {**(call.get("litellm_metadata") or {}), **(call.get("metadata") or {})}
     named = headers.get(SESSION_HEADER) or metadata.get(METADATA_FIELD)
     if named:

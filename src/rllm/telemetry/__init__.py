@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of agents, tools and model calls. Without a call of `enable` it imports and does nothing.
+"""OpenTelemetry spans of agents, tools and model calls. Before a call of `enable`, nothing is imported or recorded.
 
     rllm.telemetry.enable()   # exports to OTEL_EXPORTER_OTLP_ENDPOINT, over HTTP
 
@@ -24,11 +24,11 @@ _tracing: Tracing | None = None
 
 
 class Span:
-    """A span of work; one of this class, made while telemetry is off, does nothing."""
+    """A span of work. An object of this class itself, made while telemetry is off, does nothing."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make spans that start inside children of this one. May be entered more than once, in any thread."""
+        """Make this span the parent of spans that start in the block. May be entered more than once, in any thread."""
         yield
 
     def note(self, attributes: JSONMapping) -> None:
@@ -48,7 +48,7 @@ def enable(*, response_ids: bool = False) -> None:
     environment variables configure.
 
     Args:
-        response_ids: include the sampled ids in spans of model calls, as `rllm.response_ids`, beside their number.
+        response_ids: include the sampled ids in spans of model calls, as `rllm.response_ids`, with their number.
 
     Raises:
         MissingDependencyError: if OpenTelemetry is not installed.
@@ -62,7 +62,7 @@ def enable(*, response_ids: bool = False) -> None:
 
 
 def disable() -> None:
-    """Export pending spans, and make no more. Repeatable."""
+    """Export pending spans, and stop making spans. May be called more than once."""
     global _tracing
     if _tracing is not None:
         _tracing.close()
@@ -102,7 +102,7 @@ def record_call(
     """Record the span of a finished model call.
 
     Args:
-        traces: of its choices, at least one.
+        traces: those of its choices, at least one.
         operation: `chat` or `text_completion`.
         error_type: reason for an incomplete answer: an HTTP status, or the name of an exception.
         headers: headers of the request, whose W3C trace context names the parent span; the current span by default.
