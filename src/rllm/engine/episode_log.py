@@ -67,7 +67,7 @@ class EpisodeLog:
 
     @staticmethod
     def read(path: str | Path) -> Iterator[Episode]:
-        """Yield the episodes of a file, if it exists; raise `StoreError` naming a line that is not an episode."""
+        """Yield the episodes of a file, if it exists; raise `StoreError` for a line that is not an episode."""
         for number, line in enumerate(lines_of(Path(path)), start=1):
             try:
                 yield Episode.from_dict(parse_json(line, limit=MAX_UNPACKED_BYTES))

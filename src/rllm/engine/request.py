@@ -38,7 +38,7 @@ class RolloutRequest:
     run_id: str | None = None
     """Training run, since several may share a store; `None` outside training."""
     session_id: str = field(default_factory=new_session_id)
-    """Session of the model calls; each retry gets a new one, so that no tokens of a failed try are kept."""
+    """Session of the model calls; each retry gets a new one, so that no tokens of a failed attempt are kept."""
     tokens_required: bool = True
     """True if a trainable step without tokens is an error."""
     side_calls: bool = False

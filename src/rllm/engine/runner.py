@@ -1,4 +1,4 @@
-"""Run many rollouts at once, with bounds, retries and deadlines, isolated from each other.
+"""Run many rollouts at once, with limits, retries and deadlines, isolated from each other.
 
 A `RolloutError` becomes a failed episode; everything else propagates. A crash, `sys.exit` or `ConfigError` inside an
 agent is such a failure; a token mismatch, a broken store or Ctrl-C stops the run.

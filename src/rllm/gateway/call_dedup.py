@@ -2,7 +2,7 @@
 
 A client that times out closes its connection and sends the same request again. So a call whose client leaves after
 about its read timeout continues for as long as the client may take to come back, and the repeated request gets its
-answer. A client that leaves earlier is gone for good. Only a request that is marked as a retry is taken for one,
+answer. A client that leaves earlier is gone for good. Only a request that is marked as a retry is treated as one,
 because agents sample the same prompt several times on purpose.
 """
 

@@ -61,7 +61,7 @@ class Session:
     ref: SessionRef = field(default_factory=SessionRef)
     """Its identity in the store, so that nothing is added to a later session of its name."""
     deleted: bool = False
-    """True if it was deleted. Its calls are not stored any more: another session may have its name."""
+    """True if it was deleted. Its calls are no longer stored: another session may have its name."""
     num_counted_bytes: int = 0
     """Bytes that it contributes to the size of all kept sessions."""
 
@@ -79,7 +79,7 @@ class Sessions:
     - *begun* once it was opened or called: it is known, or is read from the store;
     - *kept* in memory while it is among those used last: at most 10,000, and at most `memory_gb`, except for the very
       last;
-    - *known* while anything holds it, even a running call alone: there are never two of one name;
+    - *known* while anything refers to it, if only a running call: there are never two of one name;
     - *deleted* from the request to delete it: its running calls end with an error.
 
     A deleted session is known until it is out of the store. Then it is forgotten, and another may begin under its name.

@@ -161,7 +161,7 @@ def report_tests(job: Job, report: Report) -> None:
         exec(code, namespace)
 
     def report_test(outcome: Outcome) -> None:
-        if peer.is_closed:  # which tests may not notice
+        if peer.is_closed:  # the tests may not have noticed
             outcome = {"error": ENDED}
         report({"error": outcome["error"]} if "error" in outcome else {"result": None})
 

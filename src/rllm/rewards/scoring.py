@@ -405,7 +405,7 @@ def numbers_in(metadata: JSONMapping) -> dict[str, float]:
 def give_reward(episode: Episode, trajectory: Trajectory, verdict: RewardOutput, reward: AnyReward) -> None:
     """Record a verdict on a trajectory and its episode, replacing any reward that it had."""
     trajectory.reward, trajectory.reward_parts = verdict.reward, dict(verdict.parts)
-    for step in trajectory.steps:  # else their sum would stand in for a reward that is not there
+    for step in trajectory.steps:  # otherwise their sum would replace a missing reward
         step.reward = None
     if verdict.metadata:
         trajectory.info[VERDICT_KEY] = dict(verdict.metadata)

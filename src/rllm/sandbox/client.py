@@ -33,7 +33,7 @@ _CHUNK_BYTES = 1 << 16
 MARK = "_RLLM_COMMAND"
 """Variable that names the command to which a process in a sandbox belongs."""
 
-# Repeated until no process is left, since a process may start others between the look and the kill.
+# Repeated until no process is left, since a process may start others between the search and the kill.
 KILL = f"""
 for round in 1 2 3 4 5 6 7 8; do
   found=

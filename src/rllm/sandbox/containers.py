@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _LABEL = "rllm.owner"
 _DISK_CHECK_S = 5.0
-"""Seconds between two looks at the sizes of all containers."""
+"""Seconds between checks of the sizes of all containers."""
 _SIZE = "{{.Name}} {{.SizeRw}}"
 _INIT = "while :; do sleep 3600; done"
 """The first process of a container. A shell that waits also collects processes whose parents have ended."""

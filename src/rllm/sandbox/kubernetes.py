@@ -66,7 +66,7 @@ class KubernetesSandbox(ClientSandbox):
         return ["kubectl", "exec", *options, self._pod, "--", *inside], None
 
     def stdin_of_client(self, env: Mapping[str, str]) -> str:
-        """Return variables as lines of a shell, and the mark as the last one: others see command lines."""
+        """Return variables as lines of a shell, and the mark as the last one: other users can see command lines."""
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in env.items() if name != MARK]
         return "".join([*lines, f"{env[MARK]}\n"]) if lines else ""
 
