@@ -95,7 +95,7 @@ class InFlightCall:
         if isinstance(error, Exception) and self.is_client_gone:
             # Only then may a retry be waiting. Otherwise the error, which refers to the call, would make a cycle.
             self.answer.set_exception(error)
-            self.answer.exception()  # asyncio would log an error that nobody awaits
+            self.answer.exception()  # otherwise asyncio logs an error that is never read
         self.answer.cancel()
         self.cut = None
 
