@@ -18,6 +18,7 @@ from typing import Any
 from rllm._runtime.untrusted import read_json, unpack_zlib
 from rllm.capture.side_calls import side_calls
 from rllm.errors import StoreError
+from rllm.parser.append_only import common_length
 from rllm.types import JSONMapping, StepCredit, Trace, credits_by_trace, grouped
 from rllm.viewer.charts import Row
 from rllm.viewer.rollouts import Rollout
@@ -250,10 +251,7 @@ def _compared(number: int, sequence: FedSequence, batch: FedBatch, calls: Mappin
         fed = list(batch.ids[span.tokens])
         if fed != trace.response_ids:
             checked.same_ids = False
-            place = next(
-                (at for at, (one, other) in enumerate(zip(fed, trace.response_ids, strict=False)) if one != other),
-                min(len(fed), len(trace.response_ids)),
-            )
+            place = common_length(fed, trace.response_ids)
             checked.first_difference = checked.first_difference or f"call {span.trace_id}, token {place}"
     last = known[-1].trace
     checked.same_context = digest_of([*last.prompt_ids, *last.response_ids]) == sequence.digest

@@ -11,10 +11,11 @@ from typing import Literal, TypeAlias
 from rllm.capture import SessionTree
 from rllm.capture.side_calls import LaterMessages, side_calls
 from rllm.errors import counted
+from rllm.parser.append_only import common_length
 from rllm.types import StepCredit, Trace, why_left_out
 from rllm.viewer.rollouts import Rollout
 from rllm.viewer.texts import message_parts
-from rllm.viewer.tokens import credit_of_calls, num_alike
+from rllm.viewer.tokens import credit_of_calls
 
 COLUMN, ROW, LABEL, MARGIN = 96, 58, 120, 34
 """Distances in units of the picture."""
@@ -71,8 +72,8 @@ class Call:
         if self.parent is None:
             return list(self.trace.messages)
         prior, messages = [*self.parent.trace.messages, self.parent.trace.response], self.trace.messages
-        alike = num_alike(prior, messages)  # most are equal
-        alike += num_alike(list(map(_content_key, prior[alike:])), list(map(_content_key, messages[alike:])))
+        alike = common_length(prior, messages)  # most are equal
+        alike += common_length(list(map(_content_key, prior[alike:])), list(map(_content_key, messages[alike:])))
         return list(messages[alike:])
 
     @cached_property
@@ -179,9 +180,9 @@ def _link(calls: Sequence[Call]) -> None:
         ancestors = tree.path_to(call.trace)[-2::-1]
         call.parent = next((by_id[trace.id] for trace in ancestors if trace.id in by_id), None)
         if call.parent is None and earlier:
-            best = max(earlier, key=lambda item: num_alike(item.content_keys, call.content_keys))
+            best = max(earlier, key=lambda item: common_length(item.content_keys, call.content_keys))
             num_messages = len(best.trace.messages)
-            if 0 < num_messages == num_alike(best.content_keys, call.content_keys) < len(call.trace.messages):
+            if 0 < num_messages == common_length(best.content_keys, call.content_keys) < len(call.trace.messages):
                 call.parent, call.is_exact = best, False
         next_line = max((item.branch for item in earlier), default=-1) + 1
         if call.parent is not None:

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 
 from rllm.capture import SessionTree
 from rllm.errors import ConfigError
+from rllm.parser.append_only import common_length
 from rllm.types import DRIFT_KEY, JSONObject, Trace
 from rllm.viewer import charts
 from rllm.viewer.batches import audit_batch
@@ -17,7 +18,7 @@ from rllm.viewer.graph import graph_of, timeline
 from rllm.viewer.rollouts import SORTS, PathOutcome, Query, Rollout, search
 from rllm.viewer.runs import HOW_TO_MAKE_ONE, Run, Runs
 from rllm.viewer.texts import fields_of
-from rllm.viewer.tokens import OVERLAYS, SCALES, TokenTable, drifts_of, num_alike, token_table
+from rllm.viewer.tokens import OVERLAYS, SCALES, TokenTable, drifts_of, token_table
 
 Page: TypeAlias = tuple[str, JSONObject]
 """Name of a template, and its values."""
@@ -266,7 +267,7 @@ def group_page(run: Run, task_id: str, given: QueryArgs) -> Page:
     columns = [_column(run, rollout, role) for rollout in rollouts[:_MAX_SIDE_BY_SIDE]]
     spoken = [column.table.ids for column in columns if column.table]
     if len(spoken) > 1:
-        shared = min(num_alike(spoken[0], other) for other in spoken[1:])
+        shared = min(common_length(spoken[0], other) for other in spoken[1:])
     else:
         shared = next((len(column.leaf.prompt_ids) for column in columns if column.leaf), 0)
     return "group.html", {

@@ -10,6 +10,7 @@ from difflib import SequenceMatcher
 from typing import TypeAlias
 
 from rllm.capture import SessionTree
+from rllm.parser.append_only import common_length
 from rllm.types import DRIFT_KEY, StepCredit, Trace, credits_by_trace, token_versions
 from rllm.viewer.batches import FedBatch
 
@@ -89,24 +90,16 @@ def drifts_of(traces: Sequence[Trace]) -> list[Drift]:
         if cause and earlier:
             prior = max(earlier, key=lambda item: _likeness(item, trace))
             sampled = [*prior.prompt_ids, *prior.response_ids]
-            common = num_alike(sampled, trace.prompt_ids)
+            common = common_length(sampled, trace.prompt_ids)
             pieces = _aligned(sampled, trace.prompt_ids, common)
             found.append(Drift(trace=trace, prior=prior, cause=str(cause), num_common=common, pieces=pieces))
     return found
 
 
-def num_alike(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return the length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
-
-
 def _likeness(prior: Trace, trace: Trace) -> tuple[int, int]:
     """Return a sort key: the call that it follows shares most messages, then most tokens."""
-    messages = [*prior.messages, prior.response]
-    pairs = zip(messages, trace.messages, strict=False)
-    alike = next((number for number, (one, other) in enumerate(pairs) if one != other), len(messages))
-    return alike, num_alike(prior.prompt_ids, trace.prompt_ids)
+    alike = common_length([*prior.messages, prior.response], trace.messages)
+    return alike, common_length(prior.prompt_ids, trace.prompt_ids)
 
 
 def _aligned(sampled: Sequence[int], rendered: Sequence[int], common: int) -> list[Piece]:
