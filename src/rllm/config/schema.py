@@ -296,8 +296,9 @@ class OptimConfig(Section):
     A longer sequence is a pass of its own; the local backend runs its layers again, as with
     model.gradient_checkpointing.
 
-    Unless set, on a CPU no more than a quarter of main memory has room for. Passes on a CPU also end earlier, at about
-    half the bytes of the weights, where little has to be computed again for it: larger ones are no faster.
+    Unless it is set, it is lowered on a CPU until the activations fit into a quarter of main memory. Passes on a CPU
+    also end earlier, when activations take about as much memory as the weights, if little has to be computed again for
+    it: larger passes save little time.
     """
     autocast: bool = False
     """Run the trainer's matrix products in bfloat16 for weights of more bits; on a CPU that can, the embedded
