@@ -1,4 +1,4 @@
-"""An agent, and the reward that judges it. Change both; `python -m pytest` checks that they still fit each other."""
+"""An agent, and the reward that scores it. Change both; `python -m pytest` checks that they still fit each other."""
 
 from __future__ import annotations
 

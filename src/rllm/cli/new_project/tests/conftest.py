@@ -1,4 +1,4 @@
-"""So that the tests find `agent.py`, wherever they are started."""
+"""Makes `agent.py` importable from the tests, wherever they are started."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The agent and its reward without a model: a script says what the model would."""
+"""The agent and its reward without a model: a script answers in its place."""
 
 import json
 from pathlib import Path
@@ -22,11 +22,11 @@ TASKS = [
     ("text", "earned"),
     [("2 + 3 is 5.\nAnswer: 5", 1.0), ("Answer: 4\nAnswer: 5", 1.0), ("Answer: 6", 0.1), ("It is 5.", 0.0)],
 )
-def test_what_an_answer_earns(text: str, earned: float) -> None:
+def test_reward_of_answers(text: str, earned: float) -> None:
     assert reward({"answer": "5"}, text) == earned
 
 
-def test_a_rollout_as_training_makes_it() -> None:
+def test_rollout_as_in_training() -> None:
     with scripted_gateway(["2 + 3 is 5.\nAnswer: 5"]) as gateway:
         episode = gateway.rollout(with_reward(agent, reward), {"question": "What is 2 + 3?", "answer": "5"})
     [trajectory] = episode.trajectories
