@@ -258,7 +258,7 @@ def test_rejection_sampling_fills_the_batch_in_rounds() -> None:
         ("rllm.rejection_sample.mode=episode", "='episode': use rllm.rejection_sample.enable=true"),
         (
             "rllm.async_training.enable=true",
-            "=True: set how many updates a rollout may be behind, rollout.max_staleness",
+            "=True: set rollout.max_staleness, the updates by which a rollout may lag",
         ),
         ("rllm.agent.agent_args.tools=[x]", "=['x']: pass it to AgentTrainer: agent_args="),
         ("trainer.resume_mode=auto", "='auto': pass it to AgentTrainer: resume=True"),

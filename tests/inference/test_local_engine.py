@@ -628,7 +628,7 @@ async def test_longrope_limits_the_context(make_engine: Any, caplog: pytest.LogC
     expected = logits[19:-1].log_softmax(-1).gather(1, torch.tensor(output.completion_ids).unsqueeze(1))
     torch.testing.assert_close(torch.tensor(output.logprobs), expected.squeeze(1), atol=1e-4, rtol=0)
     with pytest.raises(
-        ConfigError, match=r"model\.max_length=33: .* 32 tokens, not 512: beyond, longrope .*; use 2 to 32"
+        ConfigError, match=r"model\.max_length=33: .* 32 tokens, not 512: beyond that, longrope .*; use 2 to 32"
     ):
         make_engine("Phi3", model_options=options, max_length=33)
 

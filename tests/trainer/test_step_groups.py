@@ -100,5 +100,5 @@ def test_other_group_algorithms_support_step_groups_and_the_rest_reject_them() -
             kind(step_coef=1.0)
     with pytest.raises(ConfigError, match=r"algorithm\.step_coef=1\.0: it adds to the comparison"):
         GRPO(step_coef=1.0, level="step")
-    with pytest.raises(ConfigError, match=r"algorithm\.step_coef=0\.0: use a number above it"):
+    with pytest.raises(ConfigError, match=r"algorithm\.step_coef=0\.0: use a number above 0"):
         GiGPO(step_coef=0.0)

@@ -68,7 +68,7 @@ def test_run_page_shows_its_metrics(client: TestClient) -> None:
     for title in ("Reward", "Accuracy", "Entropy", "KL", "Answer length", "Drift", "Time", "Weight sync"):
         assert title in html
     assert 'href="/run/real/step/1"' in html
-    assert "in step" in html
+    assert "in sync" in html
 
 
 def test_step_has_a_row_for_each_task_and_role(client: TestClient) -> None:
@@ -85,7 +85,7 @@ def test_step_has_a_row_for_each_task_and_role(client: TestClient) -> None:
 def test_group_is_shown_from_its_first_differing_token(client: TestClient) -> None:
     link = links(page(client, "/run/real/step/1"), "/run/real/group")[0]
     shown = words(page(client, link))
-    assert re.search(r"\d+ tokens that all have in common", shown)
+    assert re.search(r"\d+ tokens in common", shown)
     assert "row/" in shown
     assert "4 rollouts" in shown
     assert "Is How many" in words(page(client, f"{link.partition('&role')[0]}&role=judge"))
@@ -147,7 +147,7 @@ def test_batch_agrees_with_the_samples(client: TestClient) -> None:
     html = page(client, "/run/real/batch/1")
     assert "✕" not in html
     assert html.count("✓") > 10
-    assert "Sampled, and not fed" in html
+    assert "Sampled, but not fed" in html
 
 
 def test_timeline_has_a_lane_for_each_rollout(client: TestClient) -> None:

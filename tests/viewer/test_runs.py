@@ -77,9 +77,9 @@ def test_evaluation_page_shows_its_report(look: Client, tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "config.yaml"):
         (folder / name).unlink(missing_ok=True)
     client = look(folder)
-    assert "Nothing was measured yet" in client.get("/run/judged").text
+    assert "There are no metrics yet" in client.get("/run/judged").text
     (folder / "report.json").write_text('{"num_tasks": "some"}')  # of another program
-    assert "Nothing was measured yet" in client.get("/run/judged").text
+    assert "There are no metrics yet" in client.get("/run/judged").text
     outcome = Outcome(task_id="a", index=0, is_correct=True, rewards={"agent": 1.0})
     EvaluationFolder(folder).write_report(report_on([outcome]))
     shown = client.get("/run/judged").text
@@ -173,7 +173,7 @@ def test_viewing_a_stopped_run_does_not_make_it_live(look: Client, tmp_path: Pat
 def test_run_before_its_first_rollout(look: Client, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("num_steps: 3\n")
     client = look(tmp_path)
-    assert "Nothing was measured yet" in client.get(f"/run/{tmp_path.name}").text
+    assert "There are no metrics yet" in client.get(f"/run/{tmp_path.name}").text
     answer = client.get(f"/run/{tmp_path.name}/rollouts")
     assert answer.status_code == 503
     assert "there are no traces yet" in unescape(answer.text)
@@ -304,8 +304,8 @@ def test_outcome_in_another_format_is_shown_as_unreadable(look: Client, tmp_path
     client = look(tmp_path / "traces.db")
     for sort in SORTS:
         assert "2 in all" in client.get("/run/traces/rollouts", params={"sort": sort}).text
-    assert "1 fit." in client.get("/run/traces/rollouts", params={"badge": "unreadable"}).text
-    assert "1 fit." in client.get("/run/traces/rollouts", params={"reward": ">0.5"}).text
+    assert "1 found." in client.get("/run/traces/rollouts", params={"badge": "unreadable"}).text
+    assert "1 found." in client.get("/run/traces/rollouts", params={"reward": ">0.5"}).text
     for path in ("step/1", "group?task=t@0.0.0", "episode/odd", "tokens/odd"):
         assert client.get(f"/run/traces/{path}").status_code == 200
     assert "cannot be read" in client.get("/run/traces/episode/odd").text

@@ -37,7 +37,7 @@ class Algorithm:
     min_group_size: ClassVar[int] = 1
     """Smallest number of rollouts of a task that it compares."""
     compares_rollouts: ClassVar[bool] = True
-    """Equal rewards of all rollouts of a task teach nothing. False for baselines that other tasks have a part in."""
+    """Equal rewards of all rollouts of a task teach nothing. False if other tasks contribute to the baseline."""
     needs_values: ClassVar[bool] = False
     """Needs a critic that estimates the value of each token."""
     needs_energies: ClassVar[bool] = False
@@ -63,9 +63,10 @@ class Algorithm:
     clip_high: float = 0.2
     """Distance above 1 to which the ratio may rise."""
     dual_clip: float | None = None
-    """Bound on the ratio of bad tokens, above which they are pushed down no further; 3 is usual. None has no bound."""
+    """Bound on the ratio of tokens with a negative advantage, above which their gradient stops; 3 is usual. None sets
+    no bound."""
     aggregation: Aggregation = "token-mean"
-    """The mean that the loss is: over tokens, trajectories' means, sequences' means, sequences' sums, or sums over a
+    """Mean that the loss takes: over tokens, trajectories' means, sequences' means, sequences' sums, or sums over a
     fixed length. A rollout whose history is compacted has several sequences: `trajectory-mean-token-mean` weighs it as
     one, however many these are."""
     fixed_length: int | None = None
@@ -100,10 +101,10 @@ class Algorithm:
     correction_level: Literal["token", "sequence"] = "token"
     """Ratio of single tokens, or the geometric mean over their sequence."""
     correction_cap: float = 2.0
-    """Bound of the ratio from above."""
+    """Upper bound of the ratio."""
     correction_floor: float | None = None
-    """Bound from below. None is 1 / correction_cap for mask, and no bound for truncate. IcePop (Ling Team 2025) masks
-    below 0.5 and above 5."""
+    """Lower bound of the ratio. None is 1 / correction_cap for mask, and no bound for truncate. IcePop (Ling Team 2025)
+    masks below 0.5 and above 5."""
 
     def __post_init__(self) -> None:
         self._require("clip_low", 0 < self.clip_low <= 1, "use a number above 0, up to 1, such as 0.2")
@@ -169,7 +170,7 @@ class Algorithm:
             raise ConfigError(f"algorithm.{name}={getattr(self, name)!r}: {remedy}")
 
     def settings(self) -> JSONObject:
-        """Fields by name, with the values in effect for those that are not set."""
+        """Return the fields by name, with the values in effect for those that are not set."""
         return {**asdict(self), "kl_estimator": self.divergence_estimator}
 
     @property

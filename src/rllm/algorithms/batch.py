@@ -16,7 +16,7 @@ Aggregation: TypeAlias = Literal[
     "token-mean", "trajectory-mean-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"
 ]
 MOST_REPEATED = 1 / 6
-"""Part of a run that may be computed again in the next one where runs end early; see `Batch.split`."""
+"""Fraction of a run that may be computed again in the next one, if runs end early; see `Batch.split`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class Batch:
     sequence_of: Tensor  # [N] index of the sequence that each belongs to
     sampler_logprobs: Tensor | None  # [N]; None for demonstrations, which no policy sampled
     advantages: Tensor  # [N]
-    weights: Tensor  # [N] what each token's loss counts; see `with_weights`
+    weights: Tensor  # [N] weight of each token's loss; see `with_weights`
     old_logprobs: Tensor | None = None  # [N] the trainer's, before the first update on this batch
     ref_logprobs: Tensor | None = None  # [N] the reference model's
     teacher_logprobs: Tensor | None = None  # [N] the teacher's

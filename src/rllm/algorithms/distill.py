@@ -1,4 +1,4 @@
-"""On-policy distillation (Agarwal et al. 2024; Lu et al. 2025): the policy speaks, and a teacher judges every token."""
+"""On-policy distillation (Agarwal et al. 2024; Lu et al. 2025): a teacher scores every token of the policy."""
 
 from __future__ import annotations
 

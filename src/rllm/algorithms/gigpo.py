@@ -21,5 +21,5 @@ class GiGPO(GRPO):
     gamma: float = 0.95
 
     def __post_init__(self) -> None:
-        self._require("step_coef", self.step_coef > 0, "use a number above it, or algorithm.name=grpo")
+        self._require("step_coef", self.step_coef > 0, "use a number above 0, or algorithm.name=grpo")
         super().__post_init__()

@@ -10,7 +10,7 @@ from torch import Tensor, maximum, minimum
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3"]
 
 MAX_LOG_RATIO = 20.0
-"""Bound of the logarithm of a ratio, either way, so that no ratio is infinite: they end at half a billion."""
+"""Bound on the absolute logarithm of a ratio, so that no ratio is infinite: the largest is half a billion."""
 
 
 def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def clipped_policy_loss(
     With `dual_clip` (Ye et al. 2020) the loss of a bad token ends at `dual_clip` times its advantage, however likely
     the token has become.
 
-    Returns the loss, the probability ratios, and where a clipped branch was the one that counted.
+    Returns the losses, the probability ratios, and where a clipped branch was used.
     """
     ratio = probability_ratio(logprobs, old_logprobs)
     plain = -advantages * ratio
@@ -102,7 +102,7 @@ def importance_weights(
 
 
 EPSILON = 1e-8
-"""Keeps what hardly varies from being divided by zero."""
+"""Avoids a division by zero for values that hardly vary."""
 
 
 def whitened(values: Tensor) -> Tensor:

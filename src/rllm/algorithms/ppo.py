@@ -16,7 +16,7 @@ from rllm.algorithms.losses import whitened
 
 @dataclass(frozen=True, kw_only=True)
 class PPO(Algorithm):
-    """A token's advantage is how much better things went than the critic expected, soon after it more than late."""
+    """PPO: a token's advantage is by how much rewards exceeded the critic's estimate, near rewards counting more."""
 
     needs_values: ClassVar[bool] = True
 

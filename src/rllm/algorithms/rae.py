@@ -14,7 +14,7 @@ from rllm.types import JSONMapping, JSONObject, Trajectory, TrajectoryGroup
 class RAE(Algorithm):
     """Role-conditioned advantage estimation (Liu et al. 2025, SPIRAL, arXiv:2506.24119, algorithm 1).
 
-    In self-play the seats of a game differ: who moves first may win more often, whatever it plays. So each role of each
+    In self-play the seats of a game differ: the first player may win more often, however it plays. So each role of each
     game has a baseline of its own, an exponential moving average `b` of its rewards `r`. Trajectory after trajectory,
     in the order of the batch, `b` becomes `decay * b + (1 - decay) * r`, and the advantage is `r - b`. A role is the
     name of a trajectory, a game its `info["game"]`. Baselines begin at 0 and are part of the checkpoint.

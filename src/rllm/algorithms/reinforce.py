@@ -115,8 +115,8 @@ BASELINE_KEY = "rllm.baseline"
 class Online(ComparedRollouts):
     """REINFORCE (Williams 1992) with the mean reward of a group as baseline; for a single trajectory, a running mean.
 
-    The running mean is that of the rewards before it, which the source of the trajectory has noted; without one, a
-    single trajectory teaches nothing.
+    The running mean is that of the rewards before it, which the trajectory's source recorded; without one, a single
+    trajectory teaches nothing.
     """
 
     min_group_size: ClassVar[int] = 1

@@ -52,7 +52,7 @@ class TokenTree:
         return [position for node in runs for position in range(node.start, node.start + node.length)]
 
     def stops(self) -> list[int]:
-        """For each node, where in `ids` the last token at or below it is followed by the next one."""
+        """Return, for each node, the end in `ids` of the tokens at or below it."""
         stops = [node.start + node.length for node in self.nodes]
         for index in range(len(self.nodes) - 1, -1, -1):
             parent = self.nodes[index].parent
@@ -61,7 +61,7 @@ class TokenTree:
         return stops
 
     def down_to(self, index: int) -> list[int]:
-        """Return the places in `ids` of the tokens of a node and those above it, from the root; none for -1."""
+        """Return the positions in `ids` of the tokens of a node and those above it, from the root; none for -1."""
         runs: list[range] = []
         while index >= 0:
             node = self.nodes[index]
@@ -96,7 +96,7 @@ class _Branch:
 def _grow(
     tree: TokenTree, sequences: list[list[int]], branch: _Branch, min_saved: int, row_tokens: int
 ) -> list[_Branch]:
-    """Add the tokens that the members of a branch share, and return its branches, the first last.
+    """Add the tokens that the members of a branch share, and return the branches after them, in reverse order.
 
     A shared run that saves too little is left to those branches, which share it with more tokens or not at all.
     """

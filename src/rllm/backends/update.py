@@ -45,7 +45,7 @@ def update_weights(backend: TrainingBackend, batch: Batch, algorithm: Algorithm)
             result = backend.step("policy", part, algorithm, scale=scale)
             given = 0 if result.logprobs is None else len(result.logprobs)
             if given != part.num_tokens:
-                raise TokenMismatchError(f"the backend gave {given} log-probabilities for {part.num_tokens} tokens")
+                raise TokenMismatchError(f"the backend returned {given} log-probabilities for {part.num_tokens} tokens")
             policy.add(result)
     # Only a batch with a single step is not scored before it: then the step saw the policy as it was.
     before = policy.logprobs[0] if batch.old_logprobs is None else batch.old_logprobs

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MAX_STUCK = 3
 _ROLLOUT_SHARE = 0.8
-"""Assumed share of rollouts in a step's time, so that the bar moves evenly."""
+"""Assumed fraction of a step's time that rollouts take, so that the bar moves evenly."""
 
 
 def _bar(console: Console, name: str, *more: ProgressColumn) -> Bar:
@@ -38,7 +38,7 @@ def _bar(console: Console, name: str, *more: ProgressColumn) -> Bar:
 
 
 class LiveDisplay(ConsoleTracker):
-    """Tracker for a terminal: the lines of the console, above a bar, what is under way, and stuck rollouts."""
+    """Tracker for a terminal: the lines of the console, above a bar, the current phase, and stuck rollouts."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class LiveDisplay(ConsoleTracker):
         self._bar = _bar(console, "training")
         self._task = self._bar.add_task("training", total=self._num_steps, completed=num_done)
         self._done = num_done
-        # It also prints what is written to stderr meanwhile, such as warnings, above itself.
+        # It prints anything written to stderr meanwhile, such as warnings, above itself.
         self._live = Live(get_renderable=lambda: Group(self._bar, Text(self._now())), console=console)
         self._live.start()
 
@@ -213,4 +213,4 @@ def show_comparison(console: Console, first: Path, second: Path, comparison: Com
         table.add_row(escape(name), escape(f"{one or 'not set'} -> {two or 'not set'}"))
     console.print(table)
     if comparison.accuracy.low <= 0 <= comparison.accuracy.high:
-        console.print("The 95 % interval of the difference in accuracy includes 0: it may be chance.")
+        console.print("The 95 % interval of the difference in accuracy includes 0, so it may be due to chance.")

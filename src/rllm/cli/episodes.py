@@ -44,8 +44,8 @@ def explain(
 ) -> None:
     """Show reward, group, baseline, advantage and weight version of every step of an episode; or list the episodes.
 
-    Steps are in the order of their calls; a step that was not trained on has a reason. An episode of an evaluation has
-    its calls with their answers.
+    Steps are in the order of their calls; a step that was not trained on has a reason. For an episode of an evaluation,
+    calls are shown with their answers.
     """
     from rllm.store import open_store
     from rllm.tracking.about import run_id_of
@@ -134,7 +134,7 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str) -> None:
 
 
 def _print_credits(console: Console, episode: ExplainedEpisode) -> None:
-    """Print what training made of each call."""
+    """Print the credit of each call."""
     heads = ["call", "role", "reward", "group", "baseline", "advantage", "tokens", "version", "learned from"]
     rows = [
         (
@@ -154,7 +154,7 @@ def _print_credits(console: Console, episode: ExplainedEpisode) -> None:
 
 
 def _print_calls(console: Console, episode: ExplainedEpisode) -> None:
-    """Print the calls of an episode that is not of training, such as one of an evaluation."""
+    """Print the calls of an episode that was not trained on, such as one of an evaluation."""
     from rllm.tracking.samples import message_text
 
     rows = []

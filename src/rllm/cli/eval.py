@@ -198,7 +198,7 @@ def _work(
     benchmark: str | None,
     config: TrainConfig,
 ) -> tuple[RolloutSource, Dataset]:
-    """Return what makes the rollouts, and the tasks."""
+    """Return the source of the rollouts, and the tasks."""
     from rllm.cli.inputs import agent_in_env, load_agent, tasks_for
     from rllm.config.schema import refuse_changes
     from rllm.rewards.scoring import with_deadline
@@ -333,7 +333,7 @@ async def _quiet_when_stopped(work: Coroutine[object, object, None], source: Mod
 
 
 _OPTIONS = {"rollout.timeout_s": "--timeout", "rollout.group_size": "--n", "rollout.max_concurrent": "--max-concurrent"}
-"""Options in the place of settings of training."""
+"""Options that replace settings of training."""
 _OF_MODEL = ("model.", "seed=")
 
 

@@ -375,7 +375,7 @@ def _embedded_upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Ups
 def _identity(config: TrainConfig) -> dict[str, str]:
     """Return facts that identify a model.
 
-    Its files, since a folder may get others, and settings that change answers.
+    These are its files, which may be replaced in its folder, and settings that change answers.
     """
     settings = config.model.model_dump(exclude_defaults=True, exclude={"path", "device"})
     settings |= config.gateway.model_dump(exclude_defaults=True, include={"exact_turns"})

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rllm.types import Episode, Trace
 
 TIMED_OUT = 124
-"""Exit code after a timeout, as of timeout(1)."""
+"""Exit code after a timeout, as in timeout(1)."""
 LAST_CALLS_S = 2.0
 """Seconds for calls of a finished program to end and be stored."""
 

@@ -47,8 +47,8 @@ def train(
     data: Annotated[
         list[str] | None,
         optional(
-            "Tasks to train on: a file, the name of a registered dataset or a benchmark, or a hub id; repeated, "
-            "several datasets, to which data.weights=[...] may give shares."
+            "Tasks to train on: a file, the name of a registered dataset or a benchmark, or a hub id. Repeat it for "
+            "several datasets, which data.weights=[...] weighs."
         ),
     ] = None,
     from_sessions: Annotated[

@@ -1,4 +1,4 @@
-"""Run a gateway, so that an agent can be tried and recorded outside of training.
+"""Gateway with which an agent can be tried and recorded outside of training.
 
 manager = ProxyManager(proxy_port=4000)
 manager.start_proxy_subprocess(config, db_path="traces.db")
@@ -43,12 +43,12 @@ class ProxyManager:
         admin_token: str | None = None,
         proxy_access_log: bool = False,
     ) -> None:
-        """Nothing is started yet.
+        """Set the address; nothing is started yet.
 
         Args:
-            proxy_host: where to listen; any but a loopback address needs a key in RLLM_GATEWAY_API_KEY.
-            proxy_port: 0 takes a free one.
-            admin_token: has no effect, and nor has `proxy_access_log`.
+            proxy_host: address to listen on; any but a loopback address needs a key in RLLM_GATEWAY_API_KEY.
+            proxy_port: port to listen on; 0 takes a free one.
+            admin_token: has no effect; nor has `proxy_access_log`.
         """
         self.proxy_host = proxy_host
         self.proxy_port = proxy_port
@@ -74,10 +74,10 @@ class ProxyManager:
             config: as for LiteLLM's proxy, with models of one OpenAI-compatible server. Without `api_base` that is
                 OpenAI's own, with the key in OPENAI_API_KEY unless one is given.
             db_path: the SQLite file for the traces; `None` is `$RLLM_HOME/traces.db`, or `~/.rllm/traces.db`.
-            project: has no effect, and nor have `snapshot_directory`, `sync_tracer` (a response is sent after its trace
-                is durable) and `add_logprobs` (they are always asked for).
-            add_return_token_ids: whether to ask the server for token ids; `None` does so of any but OpenAI's own, which
-                refuses the question.
+            project: has no effect; nor have `snapshot_directory`, `sync_tracer` (a response is sent after its trace is
+                durable) and `add_logprobs` (they are always requested).
+            add_return_token_ids: request token ids from the server; `None` requests them from any server except
+                OpenAI's own, which refuses such requests.
 
         Raises:
             ConfigError: if the config names no server, or several.
@@ -174,7 +174,7 @@ def _server_of(params: JSONMapping) -> tuple[str, str | None]:
 
 
 def _resolved(value: str | None) -> str | None:
-    """LiteLLM's `os.environ/NAME` is the variable's value."""
+    """Return the value, or that of the variable NAME for LiteLLM's `os.environ/NAME`."""
     if value is None or not value.startswith("os.environ/"):
         return value
     name = value.removeprefix("os.environ/")

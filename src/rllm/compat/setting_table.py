@@ -82,7 +82,7 @@ def at_least_zero(value: object, given: Given) -> int:
 
 
 def minibatches(value: object, given: Given) -> int:
-    """Return the updates of a batch for the tasks of an update."""
+    """Return the number of updates of a batch, given the number of tasks in an update."""
     if "data.train_batch_size" not in given:
         raise ValueError("it divides data.train_batch_size, which is not set: set that, too")
     size, batch = whole(value), whole(given["data.train_batch_size"])
@@ -92,7 +92,7 @@ def minibatches(value: object, given: Given) -> int:
 
 
 def generated(value: object, given: Given) -> int:
-    """Return the tasks trained on for the tasks rolled out; without rejection sampling they are the same."""
+    """Return the number of tasks trained on, given the number rolled out; only rejection sampling makes them differ."""
     batch, multiplier = given.get("data.train_batch_size", value), given.get("rllm.rejection_sample.multiplier", 1)
     if value not in (batch, whole(batch) * multiplier):
         raise ValueError(f"without rejection sampling it is data.train_batch_size={batch}: leave it out")
@@ -186,12 +186,12 @@ def step_level(value: object, given: Given) -> str | None:
 
 
 def overlong(value: object, given: Given) -> list[str] | None:
-    """Return the reasons of ending that are filtered."""
+    """Return the reasons for ending that are filtered."""
     return _LIMITS if value and not given.get(_FILTERING) else None
 
 
 def compact(value: object, given: Given) -> list[str] | None:
-    """Return the filtered reasons of ending, with those of the overlong filter; failures are always filtered."""
+    """Return the filtered reasons for ending, with those of the overlong filter; failures are always filtered."""
     if not value:
         return None
     masks = {reason: given.get(f"rllm.compact_filtering.mask_{reason}", on) for reason, on in _MASKS.items()}
@@ -232,7 +232,7 @@ _FSDP = "actor_rollout_ref.actor.fsdp_config"
 _NO_FIREWORKS = Refused((), "the backends are local and verl: leave it out, and set backend=verl for many GPUs")
 _LIMITS = ["max_prompt_length_exceeded", "max_response_length_exceeded", "max_turns_exceeded"]
 _MASKS = {**dict.fromkeys(_LIMITS, True), "env_done": False, "unknown": False}
-"""Reasons of ending, and whether the framework masks them by default."""
+"""Reasons for ending, and whether the framework masks them by default."""
 _RESAMPLE_ROUNDS = 10
 
 _DETAILS = {
@@ -353,7 +353,7 @@ TABLE: dict[str, Rule] = {
     "rllm.rejection_sample.mode": Refused(("none",), f"use {_REJECTION}=true"),
     "rllm.rejection_sample.filter_uniform_groups": Refused((False,), f"use {_REJECTION}=true"),
     _DISTILL: Refused((False,), "use algorithm.name=distill with teacher.path or teacher.url"),
-    "rllm.async_training": Refused((False,), "set how many updates a rollout may be behind, rollout.max_staleness"),
+    "rllm.async_training": Refused((False,), "set rollout.max_staleness, the updates by which a rollout may lag"),
     "rllm.sdk.proxy.host": Sets("gateway.host"),
     "rllm.sdk.proxy.port": Sets("gateway.port"),
     "rllm.sdk.store.path": Sets("store", lambda value, given: str(Path(str(value)).expanduser())),

@@ -291,7 +291,7 @@ def _at(values: object, key: str) -> object:
 
 
 def _hint(path: tuple[int | str, ...]) -> str:
-    """Return what may have been meant by an unknown key."""
+    """Return a hint at the setting that an unknown key may have meant."""
     key, known = str(path[-1]), _known_keys(path[:-1])
     if len(path) == 1 and key in _ARGUMENTS:
         return _ARGUMENTS[key]

@@ -66,7 +66,7 @@ def origins(
     """Return the value and origin of every setting, in the order of the schema.
 
     Args:
-        config: as the trainer settled it.
+        config: the trainer's final configuration.
         layers: sources of the configuration.
         algorithm: all settings of the algorithm, also those that were not set.
         rate_origin: origin of `optim.lr`, if no layer set it.
@@ -173,7 +173,7 @@ def _of_algorithm(algorithms: Mapping[str, str], name: str) -> Iterator[Setting]
         key="algorithm.name",
         default=name,
         allowed=f"{' | '.join(sorted(algorithms))} | package.module:Class",
-        doc="How rewards become advantages, and advantages a loss.",
+        doc="Way from rewards to advantages, and from advantages to a loss.",
     )
     kind = resolve(name, algorithms, kind="algorithm.name")
     hints, docs = get_type_hints(kind), field_docs(kind)

@@ -83,9 +83,9 @@ class ModelConfig(Section):
     """Ends of the names of the layers or weights that are adapted; all-linear takes all linear layers but the output
     head, and may stand in a list beside the names of others: [all-linear, experts.gate_up_proj]."""
     quantize: Literal["nf4", "int8"] | None = None
-    """Format to keep the frozen weights below an adapter in (QLoRA; Dettmers et al. 2023): nf4 takes 4.5 bits of each
-    number and the package bitsandbytes, int8 a byte. Linear layers but the output head are quantised when they are
-    loaded, and multiply in the model's own number format."""
+    """Format to keep the frozen weights below an adapter in (QLoRA; Dettmers et al. 2023): nf4 takes 4.5 bits for each
+    number and needs the package bitsandbytes, int8 takes a byte. Linear layers except the output head are quantised
+    when they are loaded, and multiply in the model's own number format."""
     gradient_checkpointing: bool = False
     """Recompute layers in the backward pass instead of keeping them: much less memory, a third more work."""
     reference_offload: bool = False
@@ -100,11 +100,11 @@ class VLLMConfig(Section):
     port: int = Field(default=0, ge=0, le=65535)
     """Port of the server, on this machine only; 0 uses any free port."""
     devices: str | None = None
-    """GPUs that it has, as in CUDA_VISIBLE_DEVICES; None shares the trainer's, and each works while the other rests."""
+    """GPUs of the server, as in CUDA_VISIBLE_DEVICES; None shares the trainer's, and the two take turns."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of its weights; auto is the trainer's."""
     gpu_memory: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Share of each GPU's memory; None is 0.4 if vLLM frees it while the trainer works (`sleep`), else vLLM's own
+    """Fraction of each GPU's memory; None is 0.4 if vLLM frees it while the trainer works (`sleep`), else vLLM's own
     default."""
     reasoning_parser: str | None = None
     """vLLM's name of the format of reasoning, such as qwen3; None leaves reasoning in the answers' text."""
@@ -118,7 +118,7 @@ class VLLMConfig(Section):
     sleep: Literal["auto", "always", "never"] = "auto"
     """Free the server's GPU memory while the trainer works; auto does so if they share a GPU."""
     start_timeout_s: PositiveFloat = 600.0
-    """The longest that a start may take, and that calls wait for one."""
+    """Seconds that a start may take, and that calls wait for it."""
     max_restarts: NonNegativeInt = 2
     """Restarts of the server in a run, each with the weights that it had."""
     sync_dir: Path | None = None
@@ -147,10 +147,10 @@ class RolloutConfig(Section):
     timeout_s: PositiveFloat = 600.0
     """A rollout that takes longer is recorded as failed."""
     num_retries: NonNegativeInt = 1
-    """New tries after the inference server failed; an agent that raises is not tried again."""
+    """Retries after a failure of the inference server; an agent that raises is not retried."""
     resample_rounds: NonNegativeInt = 0
-    """Times that tasks whose rollouts all earned the same are replaced by others, until tasks_per_step of them teach
-    something (DAPO's dynamic sampling; Yu et al. 2025)."""
+    """Rounds in which tasks whose rollouts all earned the same are replaced by others, until rewards differ in
+    tasks_per_step of them (DAPO's dynamic sampling; Yu et al. 2025)."""
     max_staleness: NonNegativeInt = 0
     """Training steps that rollouts may run ahead of updates; 0 alternates.
 
@@ -169,19 +169,20 @@ class DataConfig(Section):
     """Sampling of the training tasks. It depends on nothing but the seed, the step and earlier outcomes."""
 
     weights: list[PositiveFloat] | None = None
-    """Share of each of several datasets in the tasks of a step, in their order; None takes all tasks equally often."""
+    """Fraction of a step's tasks from each of several datasets, in their order; None takes all tasks equally often."""
     sampling: str = "uniform"
     """Way to sample tasks: uniform takes each once in an epoch; difficulty takes tasks that always or never succeed
     less often; easy_first takes the easiest ones that are not solved yet; or a package.module:function of (tasks,
     rates, step), which returns a weight for each task.
 
-    The success rate of a task is the one when it was last rolled out in this run.
+    The success rate of a task is that of its last rollouts in this run.
     """
     replay: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the groups in a batch that earlier steps have learned from already, beside those of tasks_per_step new
-    tasks. Above 0, algorithm.correction is truncate unless it is set, since older weights have sampled them."""
+    """Fraction of the groups in a batch that earlier steps have learned from already; they are added to those of
+    tasks_per_step new tasks. Above 0, algorithm.correction is truncate unless it is set, since older weights have
+    sampled them."""
     replay_steps: PositiveInt = 4
-    """Latest steps whose groups may be replayed."""
+    """Number of latest steps whose groups may be replayed."""
 
 
 class RewardSettings(Section):
@@ -191,7 +192,7 @@ class RewardSettings(Section):
     """A call that takes longer fails its rollout, or its group; None leaves it to rollout.timeout_s."""
     weights: dict[str, float] = Field(default_factory=dict)
     """Factors on the named parts of rewards, which are added up: reward.weights.format=0.2; parts that are not named
-    have 1. With algorithm.name=gdpo they weigh parts that were normalised by themselves."""
+    have 1. With algorithm.name=gdpo they weigh parts that were normalised separately."""
 
 
 class SandboxSettings(Section):
@@ -225,7 +226,7 @@ class FilterConfig(Section):
             "max_prompt_length_exceeded", "max_response_length_exceeded", "max_turns_exceeded", "unknown", "env_done"
         ]
     ] = Field(default_factory=list)
-    """Reasons of ending."""
+    """Reasons for which a rollout ended."""
     truncated: bool = False
     """Trajectories with an answer that was cut off at its maximal length."""
 
@@ -276,8 +277,8 @@ class OptimConfig(Section):
     warmup_steps: NonNegativeInt = 0
     """Updates over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up; linear and cosine let it fall to zero by the last update of a
-    run each of whose steps has something to learn."""
+    """Course of the learning rate after the warm-up; linear and cosine let it fall to zero by the last update of the
+    run, if each step has something to learn."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """Decoupled weight decay."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
@@ -289,7 +290,7 @@ class OptimConfig(Section):
     num_minibatches: PositiveInt = 1
     """Updates that each batch is divided into: a divisor of its episodes."""
     num_epochs: PositiveInt = 1
-    """Times that each batch is gone through."""
+    """Passes over each batch."""
     micro_batch_tokens: PositiveInt = 16384
     """Tokens in one forward and backward pass; bounds the memory and never changes the result.
 
@@ -301,14 +302,14 @@ class OptimConfig(Section):
     it: larger passes save little time.
     """
     autocast: bool = False
-    """Run the trainer's matrix products in bfloat16 for weights of more bits; on a CPU that can, the embedded
-    sampler's, too."""
+    """Run the trainer's matrix products in bfloat16 for weights of more bits; on a CPU that can multiply bfloat16, the
+    embedded sampler's, too."""
     offload: bool = False
     """Keep AdamW's state in main memory, which saves a GPU two to three copies of the weights."""
 
     @property
     def rate(self) -> float:
-        """`lr`; and for a backend that is used without a trainer, which settles it, that of a large model."""
+        """`lr`, or the rate of a large model for a backend that is used without a trainer, which would choose it."""
         return 1e-6 if self.lr is None else self.lr
 
 
@@ -360,11 +361,11 @@ class TeacherConfig(Section):
     model: str | None = None
     """The model's name at the server; None takes the only one that it serves."""
     max_concurrent: PositiveInt = 16
-    """Sequences that the server is asked about at a time."""
+    """Sequences that the server scores at a time."""
     timeout_s: PositiveFloat = 120.0
-    """The longest wait for its answer to one of them."""
+    """Seconds to wait for its answer to one of them."""
     num_retries: NonNegativeInt = 3
-    """New tries where the server is busy or out of reach."""
+    """Retries if the server is busy or cannot be reached."""
 
 
 class GatewaySettings(Section):
@@ -400,8 +401,8 @@ class RayConfig(Section):
     cpus_per_actor: float = Field(default=0.0, ge=0.0)
     """CPUs that Ray keeps for each of them; rollouts mostly wait for the model, so none are kept by default."""
     working_dir: Path | None = None
-    """Folder that all nodes are given a copy of, and find as their current one; None takes the current one. Its
-    .gitignore and .rayignore exclude files."""
+    """Folder that is copied to all nodes, as the current folder of their processes; None copies the current folder.
+    Its .gitignore and .rayignore exclude files."""
     start_timeout_s: PositiveFloat = 300.0
     """Seconds that a node may take to start such a process, and to report its resources."""
 
@@ -410,13 +411,13 @@ class VerlConfig(Section):
     """verl's workers on Ray, for backend=verl."""
 
     workers_per_node: PositiveInt = 1
-    """Processes on each node that hold the model in pieces: one a GPU, or with model.device=cpu one a core."""
+    """Processes on each node that hold the model in pieces: each has a GPU, or with model.device=cpu a core."""
     num_nodes: PositiveInt = 1
     """Nodes to train on."""
     policy_loss: str | None = None
     """A policy loss of verl's own, by its name there, such as vanilla or gspo, in the place of the algorithm's."""
     timeout_s: PositiveFloat = 3600.0
-    """The longest that the workers may take for one call: loading the model, one update, a checkpoint."""
+    """Seconds that the workers may take for one call: loading the model, one update, a checkpoint."""
     overrides: JSONObject = Field(default_factory=dict)
     """verl's own keys for its workers, as in its ppo_trainer.yaml:
     verl.overrides.actor_rollout_ref.actor.fsdp_config...
@@ -435,7 +436,7 @@ class TrainConfig(Section):
     num_steps: PositiveInt = 100
     """Training steps; `num_epochs` decides them if it is set."""
     num_epochs: PositiveInt | None = None
-    """Times that the training tasks are gone through, in as many steps as that takes."""
+    """Passes over the training tasks, in as many steps as they take."""
     tasks_per_step: PositiveInt = 16
     """Tasks in a training step, each rolled out group_size times; no more than there are, unless it is set."""
     save_every: NonNegativeInt = 20
@@ -461,7 +462,7 @@ class TrainConfig(Section):
     algorithm: JSONObject = Field(default_factory=lambda: {"name": "grpo"})
     """`name` and the algorithm's own settings."""
     roles: dict[str, RoleConfig] = Field(default_factory=dict)
-    """By name of the trajectories, such as roles.judge.weight=0.5; those that are not named are all alike."""
+    """Settings by the name of trajectories, such as roles.judge.weight=0.5; other names have the defaults."""
     optim: OptimConfig = Field(default_factory=OptimConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
     sft: SFTConfig = Field(default_factory=SFTConfig)

@@ -279,7 +279,7 @@ def _schema(schema: JSONObject) -> JSONObject:
 
 
 _MOST_REPEATS = 1000
-"""Draws without a new task after which there are hardly any left."""
+"""Number of draws without a new task after which hardly any are left."""
 T = TypeVar("T")
 _TARGETS = range(10, 101)
 
@@ -334,7 +334,7 @@ def distinct_tasks(
     """Return `count` distinct tasks, the same for the same seed; the first ones do not depend on `count`.
 
     Args:
-        make: draws a task, of which so many exist already.
+        make: draws a task, given the number of tasks that exist already.
         count: number of tasks.
         seed: of the randomness.
         key: text in which distinct tasks differ.

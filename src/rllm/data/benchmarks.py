@@ -33,7 +33,7 @@ class Benchmark:
     subsets: tuple[str | None, ...] = (None,)
     """Subsets of the dataset, read one after the other; several are shuffled."""
     files: tuple[str, ...] = ()
-    """Files of the dataset to read instead; those in folders belong to others."""
+    """Files of the dataset to read instead; those in folders are read with the others."""
     read_file: Callable[[Path], list[Task]] = read_file
     """Reader of such a file, and of one that the user passes."""
     splits: Mapping[str, str] = field(default_factory=lambda: {"test": "test"})
@@ -377,7 +377,7 @@ def _converted(name: str, found: Iterable[Task], source: str) -> list[Task]:
 
 
 def messages_of(benchmark: Benchmark, task: JSONMapping) -> list[Message]:
-    """Return what the model is asked: the task's own `messages`, or its documents, question and instruction."""
+    """Return the messages for the model: the task's own, or its documents, question and instruction."""
     if task.get("messages"):
         return list(task["messages"])
     documents = [f"{item['title']}\n{item['text']}".strip() for item in task.get("context") or ()]

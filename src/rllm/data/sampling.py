@@ -35,7 +35,7 @@ SAMPLINGS = {
 }
 """Values of `data.sampling`."""
 _MIN_WEIGHT = 0.05
-"""Weight of tasks with nothing to learn now: they stay in the sample, since that changes with the policy."""
+"""Weight of tasks with nothing to learn now: they are still sampled, since that changes with the policy."""
 
 
 def uniform(tasks: Sequence[Task], rates: Sequence[float | None], step: int) -> list[float]:
@@ -82,8 +82,8 @@ class TaskSampler:
             settings: weights of the sources, and way of sampling.
             seed: seed of the run.
             per_step: tasks of a step.
-            delay: steps by which rollouts may run ahead of updates; a step sees the outcomes of steps that were done
-                when its rollouts could begin at the earliest, so that their timing decides nothing.
+            delay: steps by which rollouts may run ahead of updates; a step sees the outcomes of the steps that were
+                done when its rollouts could begin at the earliest, so that timing has no influence.
             records: `records` of the sampler that this one continues.
 
         Raises:
@@ -233,7 +233,7 @@ def _checked_weights(weights: Sequence[float] | None, sources: Sequence[str]) ->
 
 
 def apportioned(num_places: int, weights: Sequence[float]) -> list[int]:
-    """Divide places among parties by weight (Sainte-Lague's method): no number falls as the places grow."""
+    """Divide places among parties by weight (Sainte-Lague's method); no party loses a place as their number grows."""
     total = math.fsum(weights)
     numbers = [max(0, int(num_places * weight / total) - len(weights)) for weight in weights]
     for _ in range(num_places - sum(numbers)):

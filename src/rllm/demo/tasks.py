@@ -1,4 +1,4 @@
-"""Tasks of the demo, and its tiny model, which can do them, but mostly guesses, as a sloppy clerk taught it."""
+"""Tasks of the demo, and its tiny model, which can solve them but mostly guesses, as it learned from a clerk."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _shop_task(rng: random.Random) -> Task:
 
 
 def sum_tasks(count: int, *, seed: int) -> list[Task]:
-    """Return sums and differences of two or three numbers of one or two digits, as reasoning-gym's `chain_sum` asks."""
+    """Return sums and differences of two or three numbers of one or two digits, like reasoning-gym's `chain_sum`."""
     rng = random.Random(seed)
     return [_sum_task(rng) for _ in range(count)]
 

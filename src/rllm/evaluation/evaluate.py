@@ -72,7 +72,7 @@ class Evaluation:
 
         Args:
             dataset: tasks, as a `Dataset` or rows; rows with the same id are one task.
-            folder: place of episodes and report.
+            folder: folder of the episodes and the report.
             identity: agent, model and the like, such as `{"agent": ..., "model": ...}`; dataset and sampling are added.
             num_rollouts: rollouts of each row.
             limit: number of first rows to use; all by default.
@@ -175,7 +175,7 @@ class Evaluation:
     def report(self, ratios: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> Report:
         """Return the report on all finished rollouts, and write it into the folder.
 
-        `ratios` adds metrics that are the ratio of two others, such as a share of all instructions of all tasks.
+        `ratios` adds metrics that are the ratio of two others, such as the followed fraction of all instructions.
         """
         report = report_on([self._outcomes[key] for key in self._planned if key in self._outcomes])
         means = report.metrics

@@ -134,7 +134,7 @@ class ModelOutput:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Replace `None`, which users' engines give for what they lack, by defaults."""
+        """Replace `None`, which users' engines set for what they lack, by defaults."""
         for item in fields(self):
             if getattr(self, item.name) is None and item.default_factory is not MISSING:
                 setattr(self, item.name, item.default_factory())
@@ -193,7 +193,7 @@ class OutputDelta:
 
 
 class FullEngine(InferenceEngine, Protocol):
-    """An engine with all optional methods, each of which `offers` asks for."""
+    """An engine with all optional methods; `offers` tests for one of them."""
 
     def stream_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any

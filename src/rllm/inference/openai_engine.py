@@ -67,7 +67,8 @@ class OpenAIEngine:
             max_response_length: default `max_tokens` of an answer.
             api_retries: retries of a call whose server was busy or unreachable.
             timeout_s: seconds to wait for an answer.
-            kind: `vllm` requests token ids; `openai` sends only fields that OpenAI knows; by default by the address.
+            kind: `vllm` requests token ids; `openai` sends only fields that OpenAI knows; the default depends on the
+                address.
             max_model_length: ignored: the server knows it.
             accumulate_reasoning: ignored: the server's chat template decides.
         """

@@ -12,7 +12,7 @@ from rllm.types import JSONObject
 _LAST_PROMPT_TOKENS = 16
 _MOST_HELD = 16
 _LONGEST_CHARACTER = 4
-"""Bytes of a character, so also the most ids of one."""
+"""Bytes of the longest character, which may be as many ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class AnswerReader:
         self._is_plain = plain
         self._tool_parser = tool_parser
         prompt_end = decoder.text(list(prompt_ids[-_LAST_PROMPT_TOKENS:])).rstrip()
-        # Those of the format, unless the prompt ended in the usual one.
+        # The format's tags, unless the prompt ended in the usual one.
         of_format = tool_parser.reasoning_tags if tool_parser and not prompt_end.endswith(OPEN) else None
         self._tags = of_format or (OPEN, CLOSE)
         self._starts_open = prompt_end.endswith(self._tags[0].rstrip())
@@ -147,7 +147,7 @@ def visible(
 
 
 class IncrementalText:
-    """The text of a growing list of ids; a character shows once its last byte is there."""
+    """The text of a growing list of ids; a character is shown once its last byte is there."""
 
     def __init__(self, decoder: TextDecoder) -> None:
         self._decoder = decoder

@@ -1,8 +1,8 @@
 """Messages to text that only ever grows, through a chat template that may rewrite what it has printed before.
 
-A template is asked what a message *adds*: it prints the conversation with the message and without it. Where it rewrites
-the past (strips reasoning, moves the system prompt, ends the last turn otherwise) the two texts part early; then they
-are compared from the last earlier message on, which a mark in its place makes easy to find.
+To find what a message *adds*, the template prints the conversation with the message and without it. If the template
+rewrites the past (strips reasoning, moves the system prompt, ends the last turn differently), the two texts differ
+early; they are then compared from the last earlier message on, which is found by a mark in place of its content.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ReasoningHabits:
     """Treatment of an answer's reasoning by a template."""
 
     prints_field: bool
-    """It prints that of a message of its own field, at least while the message is the last."""
+    """It prints reasoning from a message's field, at least while the message is the last one."""
     prints_tags: bool
-    """It prints `<think>` and what follows, where that is part of the content."""
+    """It prints reasoning in `<think>` tags that is part of the content."""
     opening: str = f"{OPEN}\n"
     """Text before reasoning that the template leaves out of an answer."""
     closing: str = f"\n{CLOSE}\n\n"
@@ -66,7 +66,7 @@ class AppendOnlyRenderer:
     """Renders one conversation after another with the same template and tools.
 
     With `keep_reasoning` every answer is printed as it was when it was the newest message. Without it every answer is
-    printed without reasoning, as the template prints one that lies in the past.
+    printed without reasoning, as the template prints an earlier one.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class AppendOnlyRenderer:
     def end_of_past_answer(self, past: Sequence[Message], message: Message) -> tuple[str, str]:
         """Return the special token that ends an answer, and the white space that the template prints after it.
 
-        The answer's beginning does not matter here: some templates print it otherwise than they ask for it.
+        The answer's beginning does not matter here: some templates print it differently from their generation prompt.
         """
         written = self._added([bare_message(item) for item in past], [bare_message(message)])
         ended = written.rstrip()

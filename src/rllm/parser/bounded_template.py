@@ -82,7 +82,7 @@ class _Budget:
         self._steps = MAX_STEPS
         self._printed = 0
         self._sizes: dict[int, tuple[object, int]] = {}
-        """Of containers, which a template cannot change; they are kept, so that no other one gets their id."""
+        """Containers with their sizes, by id. A template cannot change them; they are kept, so that ids stay unique."""
         self._num_kept = 0
 
     def spend(self, steps: int) -> None:
@@ -96,7 +96,7 @@ class _Budget:
             raise TemplateLimitError(f"makes a value of more than {MAX_SIZE:,} characters or parts")
 
     def size(self, value: object) -> int:
-        """Return the characters of a text, or the number of values in a container, each as often as it is there."""
+        """Return the characters of a text, or the number of values in a container, repeated ones included."""
         if isinstance(value, str | bytes):
             return len(value)
         if isinstance(value, dict):
@@ -118,7 +118,7 @@ class _Budget:
         return known[1]
 
     def use(self, value: T) -> T:
-        """Take what it costs to read a value, and return it."""
+        """Charge the cost of reading a value, and return the value."""
         if not isinstance(value, _ATOMS):
             size = self.size(value)
             if size > 1024:
@@ -127,7 +127,7 @@ class _Budget:
         return value
 
     def printed(self, value: T) -> T:
-        """Take what it costs to print a value, and return it."""
+        """Charge the cost of printing a value, and return the value."""
         self._printed += 1 if isinstance(value, _ATOMS) else self.size(value)
         if self._printed > _MAX_PRINTED:
             raise TemplateLimitError(f"prints more than {_MAX_PRINTED:,} characters")
@@ -152,7 +152,7 @@ def _counted(values: Iterable[T]) -> Iterator[T]:
 
 
 class _Bounds(NodeTransformer):
-    """Puts the budget into a parsed template."""
+    """Inserts the checks of the budget into a parsed template."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -282,7 +282,7 @@ _MAKE_MORE: dict[str, Callable[[Sequence[Any], int], int]] = {
 
 
 def _filter_within(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter or a test that takes from the budget; what it yields is made at once, to be measured."""
+    """Return a filter or a test that is charged to the budget; values that it yields are made at once and measured."""
     num_passed = int(hasattr(function, "jinja_pass_arg"))
     name = function.__name__.removeprefix("sync_").removeprefix("do_")
 
@@ -304,7 +304,7 @@ def _compiled(text: str) -> Any:
 
     if len(text) > _MAX_TEMPLATE:
         raise TemplateLimitError(f"has more than {_MAX_TEMPLATE:,} characters")
-    # The environment has the filters and extensions of transformers. One of its own, because it becomes another.
+    # A new environment with the filters and extensions of transformers, because its class is changed.
     environment = chat_template_utils._compile_jinja_template.__wrapped__("").environment
     environment.__class__ = _BoundedEnvironment
     for known in (environment.filters, environment.tests):

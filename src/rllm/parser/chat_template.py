@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _Tools: TypeAlias = Sequence[JSONMapping] | None
 _MEMO_SIZE = 256
 _LONG = 100_000
-"""Characters; to make tokens of them takes a tenth of a second."""
+"""Characters whose tokenisation takes a tenth of a second."""
 _SHAPES: dict[tuple[str, str], TemplateShape] = {}
 _NAME_OF_CHOICE = "name another template with model.chat_template=PATH"
 _REMEDIES = {
@@ -102,7 +102,7 @@ class ChatTemplate:
             return None
         known = set(self.tokenizer.convert_tokens_to_ids(sorted(special_tokens(self.tokenizer))))
         ids = self.control_tokens.encode(after) if printed else []
-        num_asked = common_length(ids[::-1], asked[::-1])  # some ask for an answer after every message
+        num_asked = common_length(ids[::-1], asked[::-1])  # some templates do so after every message
         for part in (ids[: len(ids) - num_asked], ids):
             if ends := list(takewhile(known.__contains__, dropwhile(lambda id_: id_ not in known, part))):
                 return ends[-1]
@@ -161,7 +161,7 @@ class ChatTemplate:
     def printed_answer(self, asked: Message, answer: Message, tools: _Tools) -> tuple[list[int], list[int]]:
         """Return the ids of an answer as the template prints it, and those of the prompt before it.
 
-        Tokens of the prompt that the template prints otherwise before an answer are left out of the prompt.
+        Tokens of the prompt that the template prints differently before an answer are left out of the prompt.
         """
         prompt = self.render([asked], tools)
         whole = self.render([asked, answer], tools, add_generation_prompt=False)
@@ -175,7 +175,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         template_kwargs: JSONMapping | None = None,
     ) -> str:
-        """Return the text for `control_tokens.encode`: those quoted in messages are placeholders, and only there."""
+        """Return the text for `control_tokens.encode`, in which control tokens quoted in messages are placeholders."""
         if not messages:
             raise ConfigError("messages=[]: send at least one message")
         _check_kwargs(template_kwargs)
@@ -190,7 +190,7 @@ class ChatTemplate:
         options = {"add_generation_prompt": add_generation_prompt, **control.hidden_value(template_kwargs or {})}
         try:
             return self._apply(shaped, shaped_tools, **options)
-        except ConfigError:  # it does not end
+        except ConfigError:  # the template exceeds its limits
             raise
         except Exception as error:  # a template is a program of its author: it may raise anything
             if shaped_tools and self._error_of(shaped, None, options) is None:

@@ -1,6 +1,6 @@
 """Tokens that follow a sampled answer: the text that its template prints after it, and nothing before.
 
-The template is rendered for the text after the answer (`append_only`), however it would print the answer itself.
+Only the text after the answer comes from the template (`append_only`), however it would print the answer itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rllm.parser.decoding import Tokenizer, special_tokens
 from rllm.types import JSONMapping, Message, text_of
 
 _NO_REASONING = ReasoningHabits(prints_field=False, prints_tags=False)
-"""Answers lie in the past here, and are rendered without any."""
+"""Answers are earlier turns here, which are rendered without reasoning."""
 _MOST_STOP_TOKENS = 64
 """Maximum number of tokens of a stop string that ended an answer, and of the text sampled with it."""
 _TURNS = ("tool", "answer", "tool", "tool", "answer", "answer", "tool", "answer")
@@ -55,7 +55,7 @@ class Continuation:
         """Return the prompt for the next answer.
 
         Args:
-            known_ids: the tokens of the first messages as they were sampled; the last of them is an answer. Of an
+            known_ids: the tokens of the first messages as they were sampled; the last of them is an answer. For an
                 array, the prompt is an array, too, since lists of a hundred thousand tokens take milliseconds to copy.
             messages: the whole conversation.
             num_known: number of messages that `known_ids` cover.
@@ -98,10 +98,10 @@ class Continuation:
     def _following(
         self, renderer: AppendOnlyRenderer, past: Sequence[Message], messages: Sequence[Message]
     ) -> tuple[str, str]:
-        """See the function `_following`. Of a long conversation only the messages near its ends are rendered.
+        """See the function `_following`. For a long conversation, only the messages near its ends are rendered.
 
-        Each turn would otherwise take longer than the one before. A template whose text depends on the others, too, is
-        noticed by an example, or where both are compared, whenever a conversation has doubled.
+        Each turn would otherwise take longer than the one before. A template whose text depends on the other messages
+        as well is detected by an example, or by a comparison of both ways whenever a conversation has doubled.
         """
         near = near_ends(past)
         if len(near) == len(past) or self._needs_all:
@@ -149,7 +149,7 @@ class Continuation:
         return closing_of(lambda these, ask: self._template.render_marked(these, None, ask), self._special_tokens)
 
     def _not_sampled_of(self, written_on: str, content: str, known_ids: Sequence[int]) -> str:
-        """Return the part of `written_on` that was not sampled: it follows a stop string, mostly."""
+        """Return the part of `written_on` that was not sampled, which usually follows a stop string."""
         tail = known_ids[-len(content.encode()) - _MOST_STOP_TOKENS :]
         text: str = self._tokenizer.decode(list(tail), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         _, found, sampled = text.rpartition(content)

@@ -126,7 +126,7 @@ class ControlTokens:
         return ids
 
     def _after_context(self, text: str) -> list[int]:
-        return _behind(self._context_ids, self._encode(_CONTEXT + text)) or self._encode(text)
+        return _ids_after(self._context_ids, self._encode(_CONTEXT + text)) or self._encode(text)
 
     @cached_property
     def _context_ids(self) -> list[int]:
@@ -138,7 +138,7 @@ class ControlTokens:
         if plain is None:
             return [*self._after_context(token[:1]), *self._after_context(token[1:])]
         head, whole = (plain.encode(text, add_special_tokens=False).ids for text in (_CONTEXT, _CONTEXT + token))
-        ids: list[int] = _behind(head, whole) or plain.encode(token, add_special_tokens=False).ids
+        ids: list[int] = _ids_after(head, whole) or plain.encode(token, add_special_tokens=False).ids
         return ids
 
     @cached_property
@@ -157,7 +157,7 @@ class ControlTokens:
         return plain
 
 
-def _behind(head: Sequence[int], whole: Sequence[int]) -> list[int]:
+def _ids_after(head: Sequence[int], whole: Sequence[int]) -> list[int]:
     """Return the ids after those of the head; empty if the following text changed them."""
     return list(whole[len(head) :]) if list(whole[: len(head)]) == list(head) else []
 

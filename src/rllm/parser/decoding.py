@@ -1,6 +1,6 @@
 """Token ids back to text, and text to reasoning and answer.
 
-Special tokens are left out but for those that mean something. `TokenBytes` has the bytes of each token.
+Special tokens are left out, except those that parsers look for. `TokenBytes` has the bytes of each token.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def special_tokens(tokenizer: Tokenizer) -> frozenset[str]:
 
 
 class TextDecoder:
-    """A tokenizer's way back, without its special tokens.
+    """Decoder of a tokenizer's ids, without its special tokens.
 
-    Tokens that parsers look for stay, also where a tokenizer calls them special: reasoning tags, and `markup`.
+    Tokens that parsers look for stay, even if the tokenizer calls them special: reasoning tags, and `markup`.
     """
 
     def __init__(self, tokenizer: Tokenizer, end_ids: Iterable[int] = (), markup: Iterable[str] = ()) -> None:
@@ -121,7 +121,7 @@ class TokenBytes:
         self._added = {number: text for text, number in tokenizer.get_added_vocab().items()}
 
     def of(self, token_id: int) -> bytes:
-        """Return a token's bytes; none of an id that the model has and the tokenizer lacks."""
+        """Return a token's bytes; none for an id that the model has and the tokenizer lacks."""
         if token_id in self._added:
             return self._added[token_id].encode()
         piece = self._tokenizer.convert_ids_to_tokens(token_id)
@@ -136,7 +136,7 @@ def byte_level_bytes(piece: str) -> bytes:
 
 
 def metaspace_bytes(piece: str) -> bytes:
-    """Return the bytes of a token of a vocabulary in SentencePiece's manner."""
+    """Return the bytes of a token of a vocabulary such as SentencePiece's."""
     if found := _BYTE.fullmatch(piece):
         return bytes([int(found[1], 16)])
     return piece.replace("▁", " ").encode()

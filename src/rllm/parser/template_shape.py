@@ -264,8 +264,8 @@ def _with_calls(render: Render, shape: TemplateShape) -> TemplateShape:
 def _prefers_strings(as_string: str, as_object: str) -> bool | None:
     """Return whether arguments are best given as a string, by what is printed of either form; None if neither survives.
 
-    Many templates print a string as it is, and an object otherwise than as JSON, as in Qwen3-Coder's tags. There the
-    object is right: the model writes what that gives.
+    Many templates print a string as it is, and an object in another form than JSON, such as Qwen3-Coder's tags. For
+    these the object is right, since the model writes that form.
     """
     object_survives = all(mark in as_object for mark in _CALL_MARKS)
     is_verbatim = _NAME in as_string and _ARGUMENTS in as_string

@@ -94,7 +94,7 @@ _NO_STRING = ["number", "boolean", "null", "array", "object"]
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Calls between two marks: from end to end calls, or content."""
+    """Calls between two marks; a block that holds anything else is content."""
 
     opening: re.Pattern[str]
     closing: re.Pattern[str]

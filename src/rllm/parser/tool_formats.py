@@ -62,11 +62,11 @@ class ToolFormat:
     markers: tuple[str, ...]
     """A call begins with one of these; while text may still become one, it is not shown to a streaming client."""
     opening_markers: tuple[str, ...] = ()
-    """With one of these a call begins only where nothing but white space stands before it."""
+    """A call begins with one of these only if nothing but white space precedes it."""
     markup: tuple[str, ...] = ()
     """Tokens of the format, which decoding must leave in the text although tokenizers may call them special."""
     reads_every_answer: bool = False
-    """True where every answer is written in this format, also where no tools are offered."""
+    """True if every answer is written in this format, even if no tools are offered."""
     template_marks: tuple[str, ...] = ()
     """Marks of templates that print this format; without any, the markers decide."""
     reasoning_tags: tuple[str, str] | None = None

@@ -143,7 +143,7 @@ def _value_json(text: str, schema: object, root: JSONMapping) -> str:
 def _types(schema: object, root: JSONMapping, seen: set[int]) -> Iterator[str]:
     """Return the types that a schema allows, as far as it names them.
 
-    `seen` has the ids of the parts that were looked at: references may go round in circles, and double on the way.
+    `seen` has the ids of the parts already searched: references may be circular, and may double at each level.
     """
     if not isinstance(schema, Mapping) or id(schema) in seen or len(seen) > _MAX_PARTS:
         return

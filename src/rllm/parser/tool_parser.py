@@ -124,7 +124,7 @@ def unread_calls(template: ChatTemplate, chosen: ToolFormat) -> str:
         return "the chat template prints tool calls that are found under other names"
     arguments = json.loads(read[0]["arguments"])
     changed = [key for key, value in _VALUES.items() if arguments.get(key) != value]
-    return f"the chat template prints arguments that are read otherwise ({', '.join(changed)})" if changed else ""
+    return f"the chat template prints arguments that are read differently ({', '.join(changed)})" if changed else ""
 
 
 def log_unread_calls(

@@ -25,7 +25,7 @@ SESSION = "test"
 
 
 class ScriptedGateway:
-    """A running gateway with a scripted model; made by `scripted_gateway`."""
+    """A running gateway with a scripted model; created by `scripted_gateway`."""
 
     def __init__(self, engine: ScriptedEngine, server: GatewayServer, store: MemoryTraceStore) -> None:
         self.engine = engine

@@ -182,7 +182,7 @@ def _encode_body(message: JSONMapping) -> list[int]:
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
         arguments = str(function.get("arguments") or "")
-        with suppress(ValueError, RecursionError):  # A malformed answer is a legitimate thing to script.
+        with suppress(ValueError, RecursionError):  # A script may contain malformed answers.
             arguments = json.dumps(json.loads(arguments), sort_keys=True)
         text += f"\n<tool_call>\n{json.dumps(function.get('name'))} {arguments}\n</tool_call>"
     return encode(text)

@@ -28,7 +28,7 @@ from rllm.types import JSONObject
 Fault: TypeAlias = Literal["html", "malformed", "error", "cut", "stall", "mismatch", "no_tokens"]
 """`html`: a proxy's error page. `malformed`: 200 with half a JSON object. `error`: 500 with an OpenAI error. `cut`: the
 stream's connection breaks in the middle. `stall`: the stream stops in the middle. `mismatch`: one
-log-probability is missing. `no_tokens`: no ids, as OpenAI."""
+log-probability is missing. `no_tokens`: no ids, as with OpenAI."""
 
 
 class ScriptedServer(ServerThread):

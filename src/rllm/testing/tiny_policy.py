@@ -44,7 +44,7 @@ OnProgress = Callable[[int, int], None]
 
 MATRIX_LR, VECTOR_LR = 0.02, 3e-3
 LR_RISE, LR_FALL = 10, 0.5
-"""Steps over which the learning rate rises, and the share of the last steps over which it falls to zero."""
+"""Steps over which the learning rate rises, and the fraction of all steps, at the end, over which it falls to zero."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -107,7 +107,7 @@ def tiny_policy(
 
     Args:
         skill: Conversations that the policy should be able to have.
-        habit: Conversations that it usually has; the share of good decisions in them is roughly its initial accuracy.
+        habit: Conversations that it usually has; the rate of good decisions in them is roughly its initial accuracy.
         tools: The tools, as the agent will send them.
         recipe: Sizes, steps and seed.
         cache_dir: By default `$RLLM_CACHE`, or `$XDG_CACHE_HOME/rllm`, or `~/.cache/rllm`.

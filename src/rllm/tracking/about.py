@@ -1,6 +1,6 @@
 """Run folders: name, settings and ids of a run, how it was begun, and which folders are the user's own.
 
-A run's `config.yaml` and `begun_as.yaml` name code (agent, reward, trackers) and places (the trace store); an
+A run's `config.yaml` and `begun_as.yaml` name code (agent, reward, trackers) and locations (the trace store); an
 `evaluation.json` names the model's folder. In a folder that someone else made, they may name nothing outside it. A run
 is known as the user's own by a seal: an HMAC of these files and the folder's place under a key in `$RLLM_HOME`
 (`~/.rllm`). A copy of a run, which others may have changed otherwise, is not the user's own. `RLLM_TRUSTED_RUNS`
@@ -95,7 +95,7 @@ class LoggedSteps:
 
 
 def forget_trackers(run_dir: Path) -> None:
-    """Make a run that starts again a new one to every tracker. TensorBoard events that are not ours stay."""
+    """Delete the trackers' records of a run, so that it starts as a new one. TensorBoard events of others stay."""
     events = "tensorboard/events.*" if (run_dir / ".tensorboard-logged").exists() else ""
     for pattern in filter(None, (events, ".*-id", ".*-logged")):
         for path in run_dir.glob(pattern):
@@ -103,7 +103,7 @@ def forget_trackers(run_dir: Path) -> None:
 
 
 def seal(run_dir: Path) -> None:
-    """Mark a run folder as the user's own, as and where it is now. Does nothing where the key cannot be kept."""
+    """Mark a run folder, in its present state and place, as the user's own. Does nothing if the key cannot be kept."""
     if (digest := _digest(run_dir, create_key=True)) is not None:
         replace_text(run_dir / _SEAL, digest)
 
@@ -181,7 +181,7 @@ def check_contained(folder: Path) -> None:
 
 
 def leading_out(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield what a folder has, at any depth, beside files and folders of its own, and what it is."""
+    """Yield links that lead out of a folder, pipes and devices, at any depth, each with a description."""
     inside = os.path.realpath(folder)
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *files)):
@@ -206,7 +206,7 @@ def _digest(run_dir: Path, *, create_key: bool) -> str | None:
             content = (run_dir / name).read_bytes()
         except FileNotFoundError:
             if name == EVALUATION:
-                continue  # so that seals of runs have what they always had
+                continue  # a run has none, and its seal does not depend on it
             content = b""
         except OSError:
             return None
@@ -236,7 +236,7 @@ def _key(*, create: bool) -> bytes | None:
 
 
 def check_places(run_dir: Path, store: str | None) -> None:
-    """Raise `ConfigError` for what can be neither the folder of a run nor its store; nothing is created yet."""
+    """Raise `ConfigError` if `run_dir` cannot be a run's folder or `store` its trace store; nothing is created yet."""
     nearest = nearest_folder(str(run_dir))
     if not nearest.is_dir():
         raise ConfigError(
@@ -267,7 +267,7 @@ def in_use(folder: Path, setting: str = "run_dir") -> Iterator[None]:
 
 
 def keep_beginning(run_dir: Path, arguments: Beginning) -> None:
-    """Keep what is needed, beside the settings, to begin the run again: what its command was given, by name."""
+    """Store the arguments of the run's command, by name, which are needed beside the settings to begin it again."""
     replace_text(run_dir / BEGUN_AS, yaml.safe_dump(dict(arguments), sort_keys=False))
 
 

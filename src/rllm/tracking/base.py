@@ -108,7 +108,7 @@ class Trackers:
             name, tracker = named
             try:
                 call(tracker)
-            except Exception as error:  # foreign code: training is worth more than a chart
+            except Exception as error:  # code of other projects, which must not end the run
                 logger.warning("tracker %s failed and is not used any more: %s: %s", name, type(error).__name__, error)
                 logger.debug("traceback of the tracker", exc_info=error)
                 self._trackers.remove(named)
@@ -128,9 +128,9 @@ def _start(name: str, run_dir: Path) -> Tracker:
 
 
 MAX_WAITING = 1000
-"""Calls that may wait; a tracker that is further behind is dropped."""
+"""Calls that may wait; a tracker with more is dropped."""
 CLOSE_S = 30.0
-"""Longest wait for them at the end of a run."""
+"""Seconds to wait for them at the end of a run."""
 
 _END = None
 

@@ -38,7 +38,7 @@ _OURS = {
 }
 """Groups of metrics that the trainer measures; agents and rewards report all others."""
 _MEAN_OF = 10
-"""Steps whose mean a reward is compared with."""
+"""Number of earlier steps whose mean a reward is compared with."""
 _MAX_OWN = 6
 """User-defined metrics that a line shows."""
 _WIDTH = 120
@@ -203,7 +203,7 @@ class PhaseProgress:
         return self._name in ("evaluate", "save")
 
     def reach(self, phase: str, done: int, total: int) -> None:
-        """Take a call of `Tracker.progress`."""
+        """Record a call of `Tracker.progress`."""
         if done == 0:
             self.began_at = self._clock()
             self._num_tokens[phase], self._rewards[phase] = 0, []
@@ -251,7 +251,7 @@ def by_role(metrics: Mapping[str, float], group: str) -> list[str]:
 def own_metrics(metrics: Mapping[str, float], group: str = "") -> list[str]:
     """Return metrics that agents and rewards report, of training or, with `eval/`, of an evaluation."""
     names = [name.removeprefix(group) for name in metrics if name.startswith(group)]
-    ours = {*_OURS, "reward"} if group else _OURS  # those of roles
+    ours = {*_OURS, "reward"} if group else _OURS  # `reward/...` are the rewards of roles
     own = sorted(name for name in names if "/" in name and name.partition("/")[0] not in ours)
     shown = [f"{name.removeprefix('agent/')} {number(metrics[group + name])}" for name in own[:_MAX_OWN]]
     return [*shown, *([f"and {len(own) - _MAX_OWN} more in metrics.jsonl"] if len(own) > _MAX_OWN else [])]

@@ -12,7 +12,7 @@ from rllm.types import Episode, Message, Trajectory, text_of
 
 COLUMNS = ["step", "episode", "role", "reward", "correct", "ended", "conversation"]
 MAX_CHARACTERS = 20_000
-"""Most characters of a conversation; the store has all of it."""
+"""Maximum number of characters of a conversation; the store has all of it."""
 _MAX_MESSAGES, _MAX_LINES, _LABEL = 6, 3, 11
 """Of an excerpt: messages, lines of each message, and the column at which roles end."""
 

@@ -148,7 +148,7 @@ def last_wandb_step(run: Any) -> int | None:
 class MLflowTracker(_Tracker):
     """Logs to one MLflow run for each run, also after a resume, from a thread.
 
-    `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`, ... choose the place.
+    `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`, ... choose the destination.
     """
 
     def __init__(self, run_dir: Path) -> None:

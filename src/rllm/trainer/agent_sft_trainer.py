@@ -46,9 +46,10 @@ DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Ep
 class AgentSFTTrainer(AgentTrainer):
     """Trainer on demonstrations; loop, checkpoints, metrics and settings are those of `AgentTrainer`.
 
-    A row has `messages` in the OpenAI format, and `tools` if there were any; answers whose `weight` is not 0 are
-    learned. Or it has token ids, as `process_trajectories` returns it. Trajectories, episodes, a file of either, and
-    the folder of an earlier run or evaluation are accepted as well; their sampled tokens are learned unchanged.
+    A row has either `messages` in the OpenAI format (and `tools`, if the model was offered any), of which answers with
+    a `weight` other than 0 are learned, or token ids, as `process_trajectories` returns them. Trajectories, episodes, a
+    file of either, and the folder of an earlier run or evaluation are accepted as well; their sampled tokens are
+    learned unchanged.
     """
 
     process_trajectories = staticmethod(process_trajectories)
@@ -69,7 +70,7 @@ class AgentSFTTrainer(AgentTrainer):
             config: see `AgentTrainer`. `algorithm.name` is `sft` unless it names your own algorithm; `sft.*` selects
                 what is learned; `tasks_per_step` is the number of demonstrations in a step.
             train_dataset: demonstrations.
-            val_dataset: held-out ones, all of which `eval/loss` and `eval/perplexity` are taken from.
+            val_dataset: held-out demonstrations, from which `eval/loss` and `eval/perplexity` are computed.
             backend: the same as `config.backend`.
             trackers: see `AgentTrainer`.
             resume: see `AgentTrainer`.
@@ -86,7 +87,7 @@ class AgentSFTTrainer(AgentTrainer):
             chosen.rollout.group_size = 1
         best = chosen.keep_best
         if best in ("eval/loss", "eval/perplexity"):
-            raise ConfigError(f"keep_best={best!r} keeps the highest, which is worst: use -{best}")
+            raise ConfigError(f"keep_best={best!r} keeps the highest value, which is worst: use -{best}")
         check_model(chosen)
         rows = sampled_from(
             _rows(train_dataset, "train_dataset"),
@@ -111,7 +112,7 @@ def _rows(source: object, name: str) -> list[Row]:
     if isinstance(source, str | Path) and (url := named_store(source)) is not None:
         folder = folder_of(source)
         with closing(open_store(url, read_only=True)) as store:
-            if (folder / EPISODES).exists():  # an evaluation, whose rewards are there
+            if (folder / EPISODES).exists():  # an evaluation: its rewards are in this file, not in the store
                 episodes = EpisodeLog.read(folder / EPISODES)
                 rows = [row for episode in episodes for row in rows_of_episode(filled(episode, store))]
             else:
@@ -147,7 +148,7 @@ def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
         names = {row[FIELD].name for row in found}
         if all(name in config.roles and not config.roles[name].trainable for name in names):
             settings = " and ".join(f"roles.{name}.trainable=false" for name in sorted(names))
-            raise ConfigError(f"no row has a role that is trained ({settings}): give it rows of another 'name'")
+            raise ConfigError(f"no row has a role that is trained ({settings}): give it rows with another 'name'")
     return found
 
 
@@ -170,7 +171,7 @@ class DemonstrationRollouts(RolloutSource):
 
 
 class Demonstrator:
-    """A `Rollout` without model calls: the store gets a session for the trainer's notes, and no traces."""
+    """A `Rollout` without model calls: the store gets a session for the trainer's records, but no traces."""
 
     def __init__(self, store: TraceStore) -> None:
         self._store = store
@@ -191,7 +192,7 @@ class Demonstrator:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationMetrics(EpisodeMetrics):
-    """Looks at likelihoods."""
+    """Metrics of demonstrations: likelihoods instead of rewards."""
 
     algorithm: Algorithm
     backend: TrainingBackend
@@ -206,7 +207,7 @@ class DemonstrationMetrics(EpisodeMetrics):
         return {"sft/reward": fmean(rewards)} if rewards else {}
 
     def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return `eval/loss`, as in training, and `eval/perplexity`, by the mean over tokens."""
+        """Return `eval/loss`, computed as in training, and `eval/perplexity`, from the mean over tokens."""
         batch = assemble(episodes, self.algorithm, step=0, temperature=1.0, roles=self.roles).batch
         logprobs = self.backend.score(batch).float()
         losses, _ = self.algorithm.surrogate(logprobs, logprobs, batch)

@@ -1,4 +1,4 @@
-"""`AgentTrainer`: a configuration in, the right engine, backend and loop out."""
+"""`AgentTrainer`: creates the engine, the backend and the loop of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ class AgentTrainer:
             workflow_class: or a workflow, created as `workflow_class(rollout_engine=..., **workflow_args)`.
             workflow_args: arguments of the workflow.
             source: or any other source of episodes.
-            reward: reward function of the answers of `agent_run_func` (see `rllm.rewards.scoring.with_reward`), or one
-                of groups, which may score agents of any form. Beside `env` it is added to that environment's reward.
+            reward: reward function for the answers of `agent_run_func` (see `rllm.rewards.scoring.with_reward`), or for
+                groups, which may score agents of any form. With `env`, it is added to that environment's reward.
             env: an environment, or its name, such as `reasoning-gym:leg_counting?size=500` (see
                 `rllm.environments.open_env`). Its agent may be replaced by `agent_class`, or by an `agent_run_func`
                 that takes the environment as `env`.
-            train_dataset: tasks to learn from, those of `env` by default: rows, a function that returns rows, or what
-                `Dataset.load` reads: the path of a file, or the id of a dataset of Hugging Face; or a list of several
+            train_dataset: tasks to train on, by default those of `env`: rows, a function that returns rows, anything
+                that `Dataset.load` reads (the path of a file, or the id of a Hugging Face dataset), or a list of
                 datasets or paths.
             val_dataset: held-out tasks, in the same forms, or the name of an environment.
             config: a `TrainConfig`, a mapping (hydra's `DictConfig`, too), a YAML path, or a list of `key=value`.
@@ -196,7 +196,7 @@ class AgentTrainer:
         if self.config.store is not None:
             self.config.store = absolute(self.config.store)  # Runs are read and resumed from other folders, too.
         self.trackers = checked_trackers(trackers)
-        """More places for metrics, beside those of `config.trackers`."""
+        """Trackers in addition to those of `config.trackers`."""
         self.begun_as: Beginning = {}
         """Arguments that a command line needs to resume the run: see `tracking.about.beginning_of`."""
         self._checkpoints = Checkpoints(
@@ -245,7 +245,7 @@ class AgentTrainer:
         self._backend.check(self.config)
 
     def _settle_reward(self) -> None:
-        """Check the reward function, and take the weights that it gives its own parts unless others are set."""
+        """Check the reward function, and use the weights that it gives its parts unless the configuration has some."""
         reward = self._reward
         if reward is None:
             refuse_changes(self.config.reward, "reward", ["timeout_s"], "without a reward function; leave it out")
@@ -261,7 +261,7 @@ class AgentTrainer:
 
     @property
     def under_way(self) -> UnderWay:
-        """The rollouts that are being made now; for displays."""
+        """Rollouts in progress; for displays."""
         return UnderWay() if self._runner is None else self._runner.under_way
 
     @property
@@ -282,10 +282,10 @@ class AgentTrainer:
         """Run the training to its end. May be called while an event loop is running.
 
         Raises:
-            ConfigError: if the run is complete, or was started before and is not to be resumed; or if a node of the Ray
+            ConfigError: if the run is complete, or was started before and `resume` is not set; or if a node of the Ray
                 cluster cannot do its part.
-            RolloutError: if every rollout of a step failed, or of the evaluation before the first, or one stopped the
-                event loop.
+            RolloutError: if every rollout of a step, or of the evaluation before the first step, failed; or if a
+                rollout stopped the event loop.
             KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` continues from it.
         """
         for line in self.cluster_plan:
@@ -427,7 +427,7 @@ class AgentTrainer:
 def _rewarded(
     agent: Callable[..., object] | None, reward: AnyReward | None, timeout_s: float | None
 ) -> Callable[..., object] | None:
-    """Return the agent function with its reward function and the deadline of that."""
+    """Return the agent function with its reward function, which gets a deadline."""
     if agent is None or not callable(agent):
         return agent
     if reward is not None and reward_function_of(agent) is not None:

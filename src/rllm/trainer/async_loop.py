@@ -22,9 +22,9 @@ class AsyncTrainingLoop(TrainingLoop):
     """A `TrainingLoop` whose rollouts run ahead of the updates by at most `config.rollout.max_staleness` steps."""
 
     _ahead: dict[int, asyncio.Task[list[Episode]]] = field(default_factory=dict, init=False)
-    """The rollouts under way, by step."""
-    _begun_behind: dict[int, str | None] = field(default_factory=dict, init=False)
-    """The newest session before each of these steps was begun."""
+    """Rollouts in progress, by step."""
+    _session_before: dict[int, str | None] = field(default_factory=dict, init=False)
+    """Newest session when the rollouts of each of these steps were started."""
 
     async def run(self) -> None:
         try:
@@ -38,15 +38,15 @@ class AsyncTrainingLoop(TrainingLoop):
         last = min(step + self.config.rollout.max_staleness, self.config.num_steps - 1)
         for number in range(step, last + 1):
             if number not in self._ahead:
-                self._begun_behind[number] = await super()._last_session()
+                self._session_before[number] = await super()._last_session()
                 self._ahead[number] = asyncio.create_task(
                     super()._episodes_of(number), name=f"rollouts of step {number}"
                 )
         episodes = await self._ahead[step]
-        del self._ahead[step], self._begun_behind[step]
+        del self._ahead[step], self._session_before[step]
         return episodes
 
     async def _last_session(self) -> str | None:
-        if self.steps_done in self._begun_behind:
-            return self._begun_behind[self.steps_done]
+        if self.steps_done in self._session_before:
+            return self._session_before[self.steps_done]
         return await super()._last_session()

@@ -1,7 +1,7 @@
 """Batches of the optimiser, one file per step: `batches/step-000001.json`, which `rllm view` reads.
 
-Ids and numbers of the tokens are little-endian, compressed and in base64. Prompts are not repeated: a digest of each
-whole sequence shows whether it equals the stored one.
+Token ids and per-token numbers are little-endian arrays, compressed and base64-encoded. Prompts are not repeated: a
+digest of each whole sequence shows whether it equals the stored one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 FOLDER = "batches"
 _NAME = re.compile(r"step-(\d+)\.json")
 _SHORT = torch.float16
-"""Enough to look at: three digits."""
+"""Three significant digits, enough for display."""
 
 
 class BatchLog:
-    """The batches of a run; those of steps that will be made again are taken away."""
+    """Batch files of a run. Those of steps that a resumed run repeats are deleted."""
 
     def __init__(self, run_dir: Path, *, steps_done: int, keep: int | None = None) -> None:
         """Delete batches of later steps, and all but the newest `keep`; `None` keeps all, 0 writes none."""
@@ -45,7 +45,7 @@ class BatchLog:
         self._forget_oldest()
 
     def write(self, step: int, batch: Batch, update: UpdateResult, algorithm: Algorithm) -> None:
-        """Keep one batch. A file that cannot be written is a warning: training is worth more than a page about it."""
+        """Write one batch. A file that cannot be written is only logged, so that training continues."""
         if self._keep == 0:
             return
         try:
@@ -57,7 +57,7 @@ class BatchLog:
             logger.warning("the batch of step %d cannot be stored for `rllm view`: %s", step, error)
 
     def _kept(self) -> list[tuple[int, Path]]:
-        """Return the files by their steps, oldest first; from a million steps on, names do not sort so."""
+        """Return the steps and their files, oldest first; names stop sorting by step at a million steps."""
         found = [(match, path) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         return sorted((int(match[1]), path) for match, path in found)
 

@@ -37,17 +37,18 @@ class Checkpoints:
         self._keep = keep
         self._keep_best = keep_best
         self._saving = threading.Lock()
-        """Held by a save; one that was abandoned, as by a second Ctrl-C, continues in its thread, and the next one
-        waits."""
+        """Held during a save. A save that was abandoned, by a second Ctrl-C for example, continues in its thread, and
+        the next one waits for it."""
 
     def save(self, step: int, write: Callable[[Path], None], state: JSONObject) -> Path:
-        """Let `write` fill a folder, then put it in place in one step, so that a crash never leaves half of one.
+        """Let `write` fill a folder, then rename it into place, so that a crash never leaves an incomplete checkpoint.
 
-        `step` training steps are done; `state` is kept beside the weights, its `score` saying how good they are. A step
-        that is saved already gets the new state only. The oldest checkpoints go, but for the best where that is kept.
+        `step` is the number of training steps done. `state` is stored beside the weights; its `score` ranks the
+        checkpoint. If the step is saved already, only its state is replaced. The oldest checkpoints are deleted, except
+        the best one if `keep_best` is set.
 
         Raises:
-            CheckpointError: if it cannot be written, as on a disk that is full, or by workers that are gone.
+            CheckpointError: if it cannot be written, for example because the disk is full or a worker has ended.
         """
         with self._saving:
             try:
@@ -116,7 +117,7 @@ class Checkpoints:
         return max(self._scored().values(), default=None)
 
     def _scored(self) -> dict[Path, float]:
-        """Return complete checkpoints with their scores, except scores by a metric of before a resume."""
+        """Return complete checkpoints with their scores, except scores by another metric from before a resume."""
         states: dict[Path, JSONObject] = {}
         for path in self.all():
             with suppress(ConfigError):  # a damaged one has no score
@@ -163,9 +164,9 @@ def damage_of(checkpoint: Path) -> ConfigError | None:
 
 
 def score_of(metrics: Mapping[str, float], name: str | None, *, is_known: bool = False) -> float | None:
-    """Return the metric that ranks checkpoints, higher is better; that of `-name` is negated.
+    """Return the value that ranks checkpoints, where higher is better; for `-name`, it is the negated metric.
 
-    Returns `None` if it is not a number, or if this evaluation lacks it but earlier ones had it (`is_known`).
+    Returns `None` if the metric is NaN, or if this evaluation lacks it but earlier ones had it (`is_known`).
     Raises `ConfigError` if no evaluation has it.
     """
     if name is None:

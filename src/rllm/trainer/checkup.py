@@ -84,7 +84,7 @@ def memory(needed: float | None, saving: str | None = None) -> Finding:
     on_gpus = sum(torch.cuda.mem_get_info(index)[0] for index in range(num_gpus))
     room = max(total_memory() if free is None else free, on_gpus)
     detail += f"; training all weights takes {needed / GB:.1f} GB"
-    detail += f", and least with {saving}" if saving else ""
+    detail += f"; {saving} lowers that most" if saving else ""
     fix = "" if needed <= room else f"set {saving or 'model.lora_rank=16'}, or take a smaller model or a larger machine"
     return _found("memory", detail, fix)
 
@@ -128,7 +128,7 @@ def gpus_of_driver() -> list[str]:
 NEEDED = ("rllm", "torch", "transformers", "tokenizers", "huggingface-hub", "peft")
 """Packages whose requirements must hold for training here."""
 OTHERS = ("vllm", "verl", "ray")
-"""Packages that only some runs use, and that people install beside versions they do not ask for."""
+"""Packages that only some runs use, often installed beside versions that they do not support."""
 TO_TRAIN = ("torch", "transformers", "peft", "safetensors")
 
 
@@ -177,7 +177,7 @@ def _conflicts(packages: Mapping[str, Package]) -> Iterator[Finding]:
 
 
 BYTES_TO_TRAIN = 16
-"""Of each weight: itself, its gradient, and AdamW's two means, in float32."""
+"""Bytes for each weight: itself, its gradient, and AdamW's two averages, in float32."""
 _OF_SAMPLING = ("temperature", "top_p", "typical_p", "repetition_penalty", "top_k", "min_p")
 """Settings of `generation_config.json` that may change the model's distribution."""
 
@@ -193,7 +193,7 @@ _TOOL = {
     },
 }
 _FEW_PIECES = 3
-"""Tags, lines and texts of a rewritten turn that are shown."""
+"""Number of tags, lines and texts shown of a rewritten turn."""
 CONVERSATIONS: dict[str, list[Message]] = {
     "answers": [_QUESTION, {"role": "assistant", "content": "Seven."}, _MORE],
     "reasoning": [_QUESTION, {"role": "assistant", "content": "Seven.", "reasoning_content": "I count seven."}, _MORE],
@@ -214,7 +214,7 @@ def training_bytes(model: str) -> float | None:
         return None
     try:
         number = num_weights(Path(model).expanduser())
-    except (OSError, ValueError, OverflowError):  # a file that was cut off, which `model_findings` names
+    except (OSError, ValueError, OverflowError):  # a truncated file, which `model_findings` reports
         return None
     return None if number is None else float(number * BYTES_TO_TRAIN)
 
@@ -232,13 +232,13 @@ def predicted(model: str) -> tuple[float | None, str | None]:
 
 
 def model_findings(model: str) -> list[Finding]:
-    """Return the problems of a model folder, or of what the hub has of it."""
+    """Return the findings about a model: its files, tokenizer, chat template and adapter."""
     try:
         from rllm.inference.local.loading import check_token_ids, is_adapter, load_tokenizer
         from rllm.inference.model_folder import checked_source, incomplete
         from rllm.parser.chat_template import ChatTemplate
     except ImportError as error:
-        return [_found("model", f"cannot be looked at: {error}", "pip install 'rllm[train]'")]
+        return [_found("model", f"cannot be checked: {error}", "pip install 'rllm[train]'")]
     folder = Path(model).expanduser()
     try:
         if not is_adapter(model):
@@ -320,7 +320,7 @@ def _turns_finding(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -
         return _found("chat template", detail, fix, needed=False)
     if rewritten:
         fix = "leave gateway.exact_turns on: later turns then continue from the sampled tokens in any case"
-        detail = f"not append-only: it prints earlier {', '.join(rewritten)} otherwise than at first"
+        detail = f"not append-only: it prints earlier {', '.join(rewritten)} differently than at first"
         return _found("chat template", detail, fix, needed=False)
     return _found("chat template", "append-only: it prints earlier turns as it did at first")
 
@@ -370,7 +370,7 @@ def _judged(
 
 
 def _after_common(text: str, other: str) -> str:
-    """Return the beginning of what follows the part that both texts begin with, from a tag or line on."""
+    """Return the first tags, lines or words of `text` after the part that both texts begin with."""
     from rllm.parser.append_only import common_length
 
     pieces, others = (re.findall(r"<[^<>]*>|\n|[^<\n]+|<", each) for each in (text, other))
@@ -406,8 +406,8 @@ def run_checks(
         server: base URL of an OpenAI-compatible server to check, instead of this machine.
         api_key: the server's key, if it needs one.
         model: a folder or hub id, as `model.path`; with a server the name to request, by default the first served.
-        run_dir: where runs are to be written.
-        port: where `rllm gateway` is to listen.
+        run_dir: folder in which runs are to be written.
+        port: port on which `rllm gateway` is to listen.
 
     Raises:
         ConfigError: if the server's URL is not a web address.

@@ -80,10 +80,10 @@ _DEFAULT_ROLE = RoleConfig()
 
 @dataclass(frozen=True, kw_only=True)
 class CreditUnit:
-    """The steps that get one advantage: those of a trajectory together, or a single one."""
+    """The steps that get one advantage: all steps of a trajectory, or a single one."""
 
     trajectory: Trajectory
-    """The sample's own, or one of a single step whose reward is its discounted return."""
+    """The sample's own trajectory, or one with a single step, whose reward is that step's discounted return."""
     group_id: str
     penalty: float = 0.0
     """Subtracted from the reward."""
@@ -91,7 +91,7 @@ class CreditUnit:
     advantage: float | None = None
     """The mean over tokens, if single tokens are credited."""
     by_step: Mapping[str, float] = field(default_factory=dict)
-    """Advantage of each step by its id, if steps of one unit differ; a mean over tokens, if these are credited."""
+    """Advantage of each step by its id, if steps of one unit differ; a mean over tokens, if tokens are credited."""
     dropped: str | None = None
 
     @property
@@ -109,7 +109,7 @@ class Sample:
 
     episode: Episode
     index: int
-    """Place of the trajectory in its episode."""
+    """Index of the trajectory in its episode."""
     sequences: Sequence[TokenSequence] = ()
     units: Sequence[CreditUnit] = ()
     unusable: str | None = None
@@ -137,17 +137,17 @@ class Assembled:
     """A batch, with the records of how it was made."""
 
     batch: Batch
-    """Only sequences that can move the weights; the others do count in the loss's mean."""
+    """Only the sequences that can move the weights; the mean of the loss is still taken over all of them."""
     credits: list[StepCredit]
     """One for every step of every trajectory, dropped ones with the reason; `trainer_logprobs` is still missing."""
     trajectories: list[tuple[str, int]]
-    """Session and place in its episode of each trajectory that `batch.trajectory_of` counts."""
+    """Session id, and index in its episode, of each trajectory, as numbered by `batch.trajectory_of`."""
     num_groups: int
     """Groups of trajectories, or of their steps, including those that `rollout.resample_rounds` replaced."""
     num_uniform_groups: int
     """Groups whose rewards are all equal, so that nothing is learned from them."""
     dropped: Counter[str]
-    """Dropped trajectories by reason; failed episodes count once, side calls and unusable calls each."""
+    """Dropped trajectories by reason. A failed episode counts once; side calls and unusable calls count one by one."""
     num_forks: int
     """Steps that begin a sequence of their own, beyond the first of each trajectory."""
     num_steps: int
@@ -173,7 +173,7 @@ def assemble(
         episodes: of one training step.
         algorithm: credits them, and defines the loss.
         step: number of the training step, for the records.
-        temperature: of the sampling.
+        temperature: of the sampled tokens.
         scorer: computes log-probabilities and values, if the algorithm needs them.
         teacher: computes its log-probabilities, if the algorithm needs them.
         roles: settings of trajectories by name.
@@ -533,8 +533,8 @@ def _with_records(
 def num_uniform_groups(groups: Groups, references: References, algorithm: Algorithm) -> int:
     """Return the number of compared groups in which no unit did better than another.
 
-    Differences that a critic or a divergence makes of equal rewards are noise. Groups of one are compared with each
-    other.
+    Differences that a critic or a divergence penalty adds to equal rewards are noise. Groups of one are compared with
+    each other.
     """
 
     def are_equal(units: Sequence[CreditUnit], others: Sequence[Trajectory] = ()) -> bool:

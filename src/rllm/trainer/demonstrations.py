@@ -1,4 +1,4 @@
-"""Conversations, or tokens that were once sampled, to demonstrations: ids, and which of them are to be learned.
+"""Demonstrations from conversations or from sampled tokens: token ids, and the spans of them that are learned.
 
 Rows that hold token ids (`steps`) keep them byte for byte. Rows that hold messages only are rendered by the model's
 chat template, once, before training begins, so that a row that cannot be learned from is named before any work is done.
@@ -35,7 +35,7 @@ FIELD = "demonstration"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Tokens in a row, and the places of those that are to be learned."""
+    """A token sequence with the spans that are to be learned."""
 
     ids: array[int]
     spans: tuple[tuple[int, int], ...]
@@ -44,7 +44,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstration:
-    """Tokens of one row that are learned."""
+    """Token sequences of one row."""
 
     shown: tuple[Shown, ...]
     name: str = "agent"
@@ -52,7 +52,7 @@ class Demonstration:
 
     @property
     def num_tokens(self) -> int:
-        """Of the longest part."""
+        """Tokens of the longest sequence."""
         return max(len(part.ids) for part in self.shown)
 
     def trajectory(self) -> Trajectory:
@@ -69,8 +69,8 @@ def prepared(rows: Sequence[JSONMapping], of: LoadedTokenizer, config: SFTConfig
     """Return the rows as demonstrations in order, without those longer than `max_length` tokens, which are counted.
 
     Raises:
-        ConfigError: naming the first row that cannot be learned from, or if all are too long, or sampled by a model of
-            other tokens.
+        ConfigError: naming the first row that cannot be learned from; or if all are too long, or were sampled by a
+            model with another tokenizer.
     """
     reader = _Reader(of, config)
     tasks = [(task_id_of(row, number), reader.read(number, row)) for number, row in enumerate(rows)]
@@ -174,8 +174,8 @@ class _Reader:
         learned = _learned(messages, answers, only_last=self._config.train_on == "last")
         if former := [place for place in learned if messages[place].get("function_call")]:
             raise ConfigError(
-                f"messages[{former[0]}].function_call: chat templates do not print this former format, so the answer "
-                "would be learned without its call: use tool_calls"
+                f"messages[{former[0]}].function_call: chat templates do not print this deprecated field, so the "
+                "answer would be learned without its call: use tool_calls"
             )
         parser = self._parser = self._parser or ChatTemplateParser(self._of.tokenizer)
         lost = parser.template.shape.lost_of(messages[: learned[-1] + 1], tools)
@@ -228,7 +228,7 @@ def _check_text(messages: object) -> None:
     if kinds := parts_beside_text(messages if isinstance(messages, list) else ()):
         raise ConfigError(
             f"messages have parts of type {', '.join(kinds)}, and the policy learns from text alone: leave the row "
-            "out, or put into words what they show"
+            "out, or describe them in words"
         )
 
 

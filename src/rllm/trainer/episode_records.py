@@ -36,7 +36,7 @@ from rllm.types import (
 )
 
 Credited = tuple[str, int, str]
-"""Ids of a session and a trace, and between them which trajectory it is: several may share a call."""
+"""Session id, index of the trajectory (several may share a call), and trace id."""
 
 _MAX_TEXT = 4000
 """Characters kept of an error or traceback: its end, which names the cause."""
@@ -57,16 +57,16 @@ async def keep_outcomes(store: TraceStore, episodes: Sequence[Episode], credits:
 def note_outcome(
     store: TraceStore, episode: Episode, credit_of: Mapping[Credited, StepCredit] = MappingProxyType({})
 ) -> Future[None]:
-    """Begin to note on its session, which the store has or is being given, how an episode ended; see `outcome_of`."""
+    """Start to store how an episode ended in the metadata of its session; see `outcome_of`."""
     return store.open_session(episode.session_id, {OUTCOME_KEY: outcome_of(episode, credit_of)})
 
 
 def outcome_of(episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> JSONObject:
-    """Return the small facts of an episode as JSON values.
+    """Return how an episode ended, with its rewards and metrics, as JSON values.
 
     Args:
-        episode: as its rollout, and its training if there was one, left it.
-        credit_of: by session, trajectory and trace, what the trainer decided about its steps.
+        episode: the episode, after its rollout and any training on it.
+        credit_of: the trainer's records of its steps, by session, trajectory and trace.
     """
     error = episode.info.get("error")
     return {
@@ -179,7 +179,7 @@ def store_of(folder: Path) -> str:
 
 
 def named_store(source: str | Path) -> str | None:
-    """Return the path or URL of the traces that a source is or whose folder it is; `None` for anything else."""
+    """Return the path or URL of the traces in a .db file, or in the folder of a run; `None` for another source."""
     path = Path(source).expanduser()
     return str(path) if path.suffix == ".db" and path.is_file() else store_of_run(folder_of(path))
 

@@ -67,8 +67,8 @@ def chosen_checkpoint(run: Path, name: str) -> Path:
     """Return a checkpoint of a run: `latest`, `best`, or a folder's name.
 
     Raises:
-        ConfigError: if there is none of the name, or no run; or if it leads out of a folder that is not the user's own,
-            or is an adapter there that names a folder of this machine as its base model.
+        ConfigError: if the run or the checkpoint does not exist; or if the run's folder is not the user's own, and the
+            checkpoint leads outside of it, or is an adapter whose base model is a folder of this machine.
     """
     check_contained(run)
     checkpoints = Checkpoints(run, keep=1)
@@ -119,7 +119,7 @@ def export_adapter(checkpoint: Path, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Folders, too: a tokenizer keeps its chat templates beside the first in one."""
+    """Copy a checkpoint without the trainer's files, but with folders: a tokenizer keeps further templates in one."""
     shutil.copytree(source, target, ignore=lambda *_: _OF_TRAINER, dirs_exist_ok=True)
 
 

@@ -1,7 +1,7 @@
 """The training loop: the file to read first.
 
 Each step rolls tasks out, turns the episodes into a batch, updates the weights on it and publishes them. The loop knows
-no backend, no agent and no algorithm by name; what it needs of them are the protocols that it is given.
+no backend, no agent and no algorithm by name; it uses only the protocols of the objects that it is given.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TrainingLoop:
     batch_log: BatchLog | None = None
     """Log of batches for `rllm view`."""
     num_unattributed_calls: Callable[[], int] = lambda: 0
-    """Count of the calls that have named no session while rollouts were under way."""
+    """Returns the number of calls during rollouts that named no session."""
     run_id: str | None = None
     """Name of the run in a store that several runs share."""
     identity: JSONMapping = field(default_factory=dict)
@@ -104,7 +104,7 @@ class TrainingLoop:
     """The metric `keep_best` of that evaluation."""
     _health: RunHealth = field(default_factory=RunHealth, init=False)
     _num_unattributed: int = field(default=0, init=False)
-    """Such calls until the last step was logged."""
+    """Number of these calls when the last step was logged."""
     _is_first: bool = field(default=True, init=False)
     """True until this process has done its first step."""
     _has_named_side_call: bool = field(default=False, init=False)
@@ -119,8 +119,8 @@ class TrainingLoop:
     async def run(self) -> None:
         """Train until `num_steps` are done.
 
-        However it ends, the last whole step is saved, unless a later one spoilt it. Before the first step only an
-        evaluation is worth saving.
+        However the run ends, the last whole step is saved, unless a later update has failed halfway. Before the first
+        step, only an evaluation is worth saving.
         """
         await self._note_state()
         failure: Exception | None = None
@@ -145,7 +145,7 @@ class TrainingLoop:
             self._thread.close()
 
     async def step(self) -> None:
-        """Run one training step. Once its update has begun, it is completed even while the run is being stopped."""
+        """Run one training step. Once its update has begun, it is completed even if the run is being stopped."""
         times: dict[str, float] = {}
         with _timed(times, "rollout"):
             episodes = await self._episodes_of(self.steps_done)
@@ -251,7 +251,7 @@ class TrainingLoop:
         await _to_the_end(saving, f"step {self.steps_done} is saved")
 
     async def _save_at_the_end(self, failure: Exception | None) -> None:
-        """Save. Where that fails, too, as with workers that are gone, what ended the run is what is raised."""
+        """Save. If that fails as well, for example because a worker has ended, the run's own error is raised."""
         task = asyncio.current_task()
         if task is not None and task.cancelling() and not self.checkpoints.have(self.steps_done):
             logger.warning("stopping when step %d is saved", self.steps_done)
@@ -280,7 +280,7 @@ class TrainingLoop:
         }
 
     async def _last_session(self) -> str | None:
-        """Return the newest session before the first one of a step still to be done."""
+        """Return the newest session in the store; those of the next steps come after it."""
         newest = await self._in_thread(self.store.sessions, limit=1)
         return newest[0].id if newest else None
 
@@ -291,7 +291,7 @@ class TrainingLoop:
     def _is_best(self) -> bool:
         score = self._state["score"]
         if score is None:
-            return False  # without a look at the disk
+            return False  # without reading the disk
         best = self.checkpoints.best_score()
         return best is None or score > best
 
@@ -317,11 +317,11 @@ class TrainingLoop:
     async def _roll_out(
         self, phase: str, attempts: Sequence[RolloutRequest], *, rank: int = 0, may_fail: bool = False
     ) -> list[Episode]:
-        """Make the attempts, before others of a higher rank.
+        """Run the attempts, before others of a higher rank.
 
         Raises:
-            RolloutError: if every one of them failed or was not scored, with the reasons; unless they `may_fail`, as
-                the few that stand in for others, and those of an evaluation during training.
+            RolloutError: if every attempt failed or was not scored, with the reasons. Not with `may_fail`, which is for
+                the few that replace others, and for evaluations during training.
         """
         attempts = [replace(attempt, run_id=self.run_id) for attempt in attempts]
         num_done = itertools.count(1)
@@ -342,7 +342,7 @@ class TrainingLoop:
 
     async def _explain(self, assembled: Assembled, update: UpdateResult, episodes: Sequence[Episode]) -> None:
         failed = await self._in_thread(credits_of_failed, episodes, self.store, step=self.steps_done - 1)
-        own = {episode.session_id for episode in episodes}  # records of replayed ones are those of their own step
+        own = {episode.session_id for episode in episodes}  # replayed ones keep the records of their own step
         explained = [credit for credit in _with_logprobs(assembled, update) if credit.session_id in own]
         await asyncio.wrap_future(self.store.annotate([*explained, *failed]))
         await keep_outcomes(self.store, episodes, [*assembled.credits, *failed])
@@ -363,7 +363,7 @@ def _with_logprobs(assembled: Assembled, update: UpdateResult) -> list[StepCredi
         return assembled.credits
     if len(update.logprobs) != assembled.batch.num_tokens:
         raise TokenMismatchError(
-            f"the backend gave {len(update.logprobs)} log-probabilities for {assembled.batch.num_tokens} sampled tokens"
+            f"the backend returned {len(update.logprobs)} log-probabilities for {assembled.batch.num_tokens} tokens"
         )
     logprobs: dict[tuple[str, int, str], list[float]] = {}
     for (number, step_id), tokens in step_spans(assembled.batch):

@@ -1,6 +1,7 @@
 """Metrics of episodes and batches, and which episodes can be used.
 
-Failed rollouts are counted by reason and stay in the denominator of accuracy; unscored ones are counted and leave it.
+Failed rollouts are counted by reason, and accuracy includes them as wrong; unscored ones are counted, and are not part
+of it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     lengths = [len(step.response_ids) for step in steps if step.response_ids]
     endings = Counter(episode.termination_reason.value for episode in episodes if episode.termination_reason)
     return {
-        **_reported(episodes),  # first, so that no agent can take the place of what is measured
+        **_reported(episodes),  # first, so that an agent's metric never replaces a measured one
         **_mean("rollout/reward", rewards),
         **_spread("rollout/reward", rewards),
         **_by_role("rollout/reward", episodes),
@@ -172,7 +173,7 @@ def _paths(episodes: Iterable[Episode]) -> Iterator[Trajectory]:
 
 
 def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Return the mean under its name; nothing without values, since it would not be zero."""
+    """Return the mean under its name; nothing if there are no values, since the mean is then unknown, not zero."""
     return {name: fmean(values)} if values else {}
 
 
@@ -193,7 +194,7 @@ def _by_role(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _by_source(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return reward, accuracy and share of the episodes of each source, if there are several."""
+    """Return the reward and accuracy of each source's episodes, and its fraction of all; nothing without sources."""
     metrics: dict[str, float] = {}
     for source, found in grouped((episode.info.get(SOURCE_KEY), episode) for episode in episodes).items():
         if source is None:
@@ -205,7 +206,7 @@ def _by_source(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def success_rates(episodes: Iterable[Episode]) -> dict[str, float]:
-    """Return the share of right rollouts of each task; rollouts that failed or were not scored are left out."""
+    """Return the fraction of correct rollouts of each task; rollouts that failed or were not scored are left out."""
     by_task = grouped((plain_task_id(episode.task_id), episode) for episode in episodes if not episode.failed)
     verdicts = {task_id: _verdicts(found) for task_id, found in by_task.items()}
     return {task_id: fmean(found) for task_id, found in verdicts.items() if found}

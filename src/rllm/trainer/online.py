@@ -72,7 +72,7 @@ def session_trainer(store: str, config: ConfigSource = None, *, resume: bool = F
 
 @dataclass(frozen=True, kw_only=True)
 class SessionSource(RolloutSource):
-    """Scored sessions of the run's store. The tasks of a step only count how many it waits for."""
+    """Scored sessions of the run's store. A step's tasks are placeholders: it waits for as many sessions."""
 
     def check(self, data: Dataset) -> None:
         """Accept any task."""
@@ -144,7 +144,7 @@ class SessionRollouts:
             if temperature != self._temperature:
                 return OTHER_SAMPLING, (
                     f"it was sampled at temperature {temperature}, and rollout.temperature is {self._temperature:g}: "
-                    "set that to the one of your program"
+                    "set it to the temperature of your program"
                 )
             for name in NEUTRAL:
                 value = trace.sampling.get(name)

@@ -23,7 +23,7 @@ from rllm.trainer.checkpoint import Checkpoints
 from rllm.types import JSONMapping, JSONObject
 
 _CACHE_BYTES = 1 << 30
-"""Bound of the keys and values that the sampler of one opponent keeps."""
+"""Bound on the bytes of keys and values that one opponent's sampler keeps."""
 
 
 class OpponentPool:
@@ -41,7 +41,7 @@ class OpponentPool:
         config: TrainConfig,
         steps_done: int,
     ) -> None:
-        """Continue with the snapshots of a run of so many steps; raises `ConfigError` if one is missing."""
+        """Continue with the snapshots of a run after `steps_done` steps; raise `ConfigError` if one is missing."""
         self._past = past
         assert isinstance(policy, LocalEngine), "check_opponents refuses others"
         self.policy = policy
@@ -56,7 +56,7 @@ class OpponentPool:
                 raise ConfigError(f"{str(self._path_of(step))!r} is missing: it is an opponent of the run; restore it")
 
     def steps(self, steps_done: int | None = None) -> list[int]:
-        """Return after how many steps, by now or by `steps_done`, the opponents were saved, oldest first."""
+        """Return the steps after which the opponents were saved, oldest first; by default those of the present."""
         done = self._steps_done if steps_done is None else steps_done
         every = range(0, done + 1, self._past.every) if self._past.every else [0]
         return [*every][-self._past.keep :]
@@ -87,7 +87,7 @@ class OpponentPool:
         return self.engine(random.Random(f"opponent {seed}").choice(self.steps()))
 
     def engine(self, step: int) -> LocalEngine:
-        """Return the policy after so many steps."""
+        """Return the sampler of the policy after `step` steps; load it if needed."""
         with self._loading:
             if step in self._loaded:
                 return self._loaded[step]
@@ -112,7 +112,10 @@ class OpponentPool:
 
 
 class OpponentUpstream(EngineUpstream):
-    """The policy, and for calls of other names an earlier one: the first, or one that is drawn for the session."""
+    """Upstream that answers an opponent's model name with an earlier policy, and other names with the present one.
+
+    The opponent is the first policy, or one that is drawn for the session.
+    """
 
     def __init__(self, opponents: OpponentPool, model_name: str) -> None:
         super().__init__(opponents.policy, model_name)

@@ -1,4 +1,4 @@
-"""Checks of every node of a cluster before a run takes anything of it, and the plan of the run in words."""
+"""Checks of every node of a cluster before a run uses it, and a description of what runs where."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def preflight(config: TrainConfig) -> list[str]:
     """Check every node of the cluster at once, and return the plan of the run, line by line.
 
     Raises:
-        ConfigError: if the cluster cannot be joined or has too little, or if a node cannot do its part; with the node,
+        ConfigError: if the cluster cannot be joined or is too small, or if a node cannot do its part; with the node,
             the setting and the remedy.
     """
     packages, folders = FOR_ROLLOUTS, list[str]()
@@ -181,5 +181,5 @@ def plan(config: TrainConfig, nodes: Sequence[ClusterNode], answers: Mapping[str
 
 
 def _matters(name: str, found: str | None) -> str | None:
-    """Return the part of a version that must be equal: for Python major and minor, as functions are sent."""
+    """Return the part of a version that must be equal: of Python's, major and minor, since functions are pickled."""
     return found.rpartition(".")[0] if name == "python" and found is not None else found

@@ -1,4 +1,4 @@
-"""New rewards over stored episodes, written beside those that they had."""
+"""New rewards for stored episodes, written beside the old ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rllm.trainer.episode_records import was_learnable
 from rllm.types import Episode, JSONObject, Trajectory, grouped
 
 Scored: TypeAlias = tuple[Episode, int, Trajectory]
-"""A trajectory to score: its episode, its place in that, and itself."""
+"""A trajectory to score: its episode, its index there, and the trajectory itself."""
 
 FOLDER = "rescored"
 """Folder of new rewards in a run's folder, one file for each rescoring."""
@@ -33,7 +33,7 @@ _AT_A_TIME = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Rescored:
-    """One trajectory."""
+    """Old and new reward of one trajectory."""
 
     episode_id: str
     session_id: str
@@ -42,7 +42,7 @@ class Rescored:
     name: str
     before: float | None
     after: float | None
-    """`None`: not scored."""
+    """`None` if not scored."""
     answer: str
     is_correct: bool | None = None
     """`None` if the new reward does not decide it."""
@@ -66,7 +66,7 @@ class Comparison:
     num_trajectories: int
     num_changed: int
     num_failed: int
-    """For which the new reward raised, or took too long."""
+    """Trajectories for which the new reward function raised an error or took too long."""
     mean_before: float | None
     mean_after: float | None
     largest: Sequence[Rescored]
@@ -200,7 +200,7 @@ def write_rewards(folder: Path, name: str, rescored: Iterable[Rescored]) -> Path
 def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
     """Yield the episodes with the rewards of a file written by `write_rewards`.
 
-    The last reward of an episode decides whether it is right.
+    The last verdict on an episode's trajectories decides whether the episode is correct.
 
     Raises:
         ConfigError: if the file is not one.
@@ -215,7 +215,7 @@ def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
         for number, trajectory in enumerate(episode.trajectories):
             if (episode.session_id, number) in rewards:
                 trajectory.reward, is_correct = rewards[episode.session_id, number]
-                for step in trajectory.steps:  # else their sum would stand in for a reward that is not there
+                for step in trajectory.steps:  # else their sum would replace a missing reward
                     step.reward = None
                 if is_correct is None and trajectory.reward is not None:
                     is_correct = trajectory.reward >= 1.0

@@ -1,4 +1,4 @@
-"""Resuming of runs: the starting point, what must be unchanged, and what is repeated and so deleted."""
+"""Resuming runs: the starting point, settings that must not change, and records to delete as they are made again."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MAY_CHANGE = (
     "teacher.timeout_s",
     "teacher.num_retries",
 )
-"""Settings, and whole sections (`eval.`), that a resumed run may have otherwise: they do not decide what is learned."""
+"""Settings, and whole sections (`eval.`), that may change on resume: they do not decide what is learned."""
 
 VAL_DATASET = "val_dataset"
 _NUM_PIECES, _PIECE = 256, 4096
@@ -83,11 +83,11 @@ class StartingPoint:
 
     @property
     def evaluated_at(self) -> int:
-        """After how many steps the policy was last evaluated; -1 for never."""
+        """Number of steps after which the policy was last evaluated; -1 for never."""
         return int(self.state.get("evaluated_at", self.state.get("step", -1)))
 
     def has_done(self, num_steps: int) -> bool:
-        """Return whether a run of so many steps is complete, including its last evaluation."""
+        """Return whether a run of `num_steps` steps is complete, including its last evaluation."""
         return self.steps_done > num_steps or self.steps_done == num_steps <= self.evaluated_at
 
     def score(self, keep_best: str | None) -> float | None:
@@ -138,7 +138,8 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
     """Return where to begin; a run killed before its first checkpoint begins again.
 
     Raises:
-        ConfigError: if there is nothing to resume, if there is something and it is not to be, or if it is damaged.
+        ConfigError: if there is nothing to resume; if there is a run and `resume` is false; or if its last checkpoint
+            is damaged.
     """
     latest, begun = checkpoints.latest(), (run_dir / "config.yaml").exists()
     if latest is None:
@@ -148,7 +149,7 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
             # Files of something else, which a run would replace or extend.
             foreign = (STORE, EPISODES) if not begun else () if (run_dir / LOCK_FILE).exists() else ("config.yaml",)
             if found := next((name for name in foreign if (run_dir / name).exists()), None):
-                raise ConfigError(f"run_dir={str(run_dir)!r} has {found}, which is not of a run: choose another folder")
+                raise ConfigError(f"run_dir={str(run_dir)!r} has {found}, but not from a run: choose another folder")
         if begun:  # starting over would delete what a run that has lost its checkpoints still has
             num_logged = last_step(run_dir / "metrics.jsonl")
             save_every = read_settings(run_dir / "config.yaml")[0].get("save_every")
@@ -176,7 +177,7 @@ def identity_of(
     settings = config.model_dump(mode="json")
     settings["algorithm"] = {"name": name_of(config.algorithm), **algorithm.settings()}
     identity = {key: value for key, value in leaves(settings) if not _may_change(key)}
-    del identity["model.dtype"]  # whose `auto` may mean another one on another device
+    del identity["model.dtype"]  # `auto` may mean another format on another device
     dtype = choose_dtype(config.model.dtype, choose_device(config.model.device))
     own_format = weights_dtype(config) if config.backend == "verl" else str(dtype).removeprefix("torch.")
     identity["the weights' format (model.dtype)"] = own_format

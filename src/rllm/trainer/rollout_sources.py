@@ -52,7 +52,7 @@ class RolloutContext:
 
     @property
     def recorded(self) -> RecordingEngine:
-        """The policy, for those that ask it without HTTP."""
+        """Engine that records its calls, for rollouts that call the policy without HTTP."""
         return recording(self.inference, store=self.store)
 
     @property
@@ -75,12 +75,12 @@ class RolloutSource(ABC):
 
     @property
     def reward(self) -> AnyReward | None:
-        """Reward function that was given to it, as by `with_reward`."""
+        """Reward function that the agent brings (see `with_reward`)."""
         return None
 
     @property
     def arguments(self) -> Iterable[object]:
-        """Values that it passes to environments or workflows, a judge perhaps among them."""
+        """Values that it passes to environments or workflows; one of them may be a judge."""
         return ()
 
     @abstractmethod
@@ -122,7 +122,7 @@ class InEnvironment:
     """Agent function that calls another one with the fields of the task and its environment, `env`, which it closes."""
 
     func: Callable[..., object]
-    """The function, named as that of a `functools.partial`, for messages."""
+    """The function; `signature.name_of` reads it by this name, which `functools.partial` uses, too."""
     env_class: type[BaseEnv]
     env_args: JSONMapping
 
@@ -222,7 +222,10 @@ def source_in(
     agent_class: type[BaseAgent] | None = None,
     agent_args: JSONMapping | None = None,
 ) -> RolloutSource:
-    """Return the rollouts of an environment, by its own agent or one that is given, if that fits."""
+    """Return the source of an environment's rollouts, by its own agent or the given one.
+
+    Raises `ConfigError` if the agent does not fit.
+    """
     if env.agent_run_func is not None:
         if agent_run_func is not None or agent_class is not None:
             raise ConfigError(

@@ -95,7 +95,7 @@ def joined_for(config: TrainConfig) -> AbstractContextManager[ModuleType]:
 
 
 def gateway_config(config: TrainConfig) -> GatewayConfig:
-    """Return how the run's gateway listens: on this machine, or where the nodes of Ray reach it."""
+    """Return the settings of the run's gateway, which listens on this machine, or where the nodes of Ray reach it."""
     settings = config.gateway
     elsewhere = config.rollout.runner == "ray" and is_loopback(settings.host)
     return GatewayConfig.of_run(
@@ -153,7 +153,7 @@ def training_attempts(
 ) -> list[RolloutRequest]:
     """Return `group_size` attempts at each task of a step, and one greedy attempt for algorithms that need it.
 
-    `extra_round` is 0 for the tasks of the step after `step` steps, and from 1 on for others that replace some of them.
+    `extra_round` is 0 for the step's own tasks, and counts from 1 for tasks that replace some of them.
     """
     rollout = config.rollout
     sampled = {"temperature": rollout.temperature, "max_tokens": rollout.max_tokens, **NEUTRAL}

@@ -15,30 +15,30 @@ logger = logging.getLogger(__name__)
 
 
 _COMPARED = ("policy/entropy", "rollout/entropy", "rollout/reward", "batch/zero_variance")
-"""Metrics of earlier steps that are compared with."""
+"""Metrics that are compared with those of earlier steps."""
 
 MAX_RATIO = 2.0
-"""Mean probability ratio above which updates run far away from what was sampled."""
+"""Mean probability ratio above which updates have moved the policy far from what was sampled."""
 MAX_UPDATE_KL = 1.0
-"""Nats a token that the updates of one batch may move the policy. If most samples become impossible, the mean ratio
-falls instead."""
+"""Nats per token by which the updates of one batch may move the policy. If most samples become impossible, the mean
+ratio falls instead."""
 MIN_ENTROPY = 0.02
-"""Nats a token below which the policy hardly ever tries anything else."""
+"""Entropy in nats per token below which the policy hardly explores."""
 MAX_CUT_OFF = 0.2
 """Share of the answers that may be cut off at their maximal length."""
 QUICK_STEPS, QUICK_FALL, MANY_CHOICES = 20, 5.0, 1.0
-"""A policy that had more than so many nats a token to choose from, and within so many steps has so many times less, no
-longer explores, whatever its reward does."""
+"""A policy no longer explores, whatever its reward does, if its entropy was at least MANY_CHOICES nats per token and
+falls by a factor of QUICK_FALL within QUICK_STEPS steps."""
 FALL = 10.0
-"""Times that the entropy may fall from where the run began, at any speed, while the reward does not rise."""
+"""Factor by which the entropy may fall below that of the first steps, at any speed, while the reward does not rise."""
 GOOD = 0.9
 """Accuracy from which a policy may be sure of itself."""
 LEAST_RISE = 0.05
-"""Smallest rise of the reward that counts, relative to it, or to 1 if it is smaller."""
+"""Smallest rise of the reward that counts, relative to the first reward, or to 1 if that is smaller."""
 _AROUND = 3
-"""Steps whose mean a reward at the beginning, or now, is."""
+"""Number of steps over which the reward at the beginning, and now, is averaged."""
 _QUIET_STEPS = 10
-"""Steps without a sign after which it is logged again: measures of single steps cross their bounds many times."""
+"""Steps without a sign before it is logged again: the metrics of single steps often cross their bounds."""
 MAX_SAMPLER_GAP = 0.05
 """Mean difference of log-probabilities between sampler and trainer; float32 gives about 1e-6, bfloat16 about 1e-2."""
 
@@ -52,7 +52,7 @@ _OTHER_TASKS = (
 def signals(
     metrics: Mapping[str, float], episodes: Sequence[Episode], before: Sequence[Mapping[str, float]] = ()
 ) -> dict[str, str]:
-    """Return the names of what is wrong, and a sentence with the values seen and the remedy for each.
+    """Return the signs of this step by name, each with a sentence on the values seen and the remedy.
 
     Args:
         metrics: of one training step.
@@ -122,7 +122,7 @@ def signals(
 
 def _collapse(steps: Sequence[Mapping[str, float]]) -> str:
     """Return how the policy stopped exploring by the last step; empty if it did not, or is good enough."""
-    # Of the samples, which is less exact, if nothing was trained on.
+    # If nothing was trained on, the entropy of the samples, which is less exact.
     entropies = [step.get("policy/entropy", step.get("rollout/entropy", math.nan)) for step in steps]
     now, last = entropies[-1], steps[-1]
     if not last.get("rollout/accuracy", math.nan) < GOOD or math.isnan(now):
@@ -188,7 +188,7 @@ class RunHealth:
         self._before: list[dict[str, float]] = []
 
     def check(self, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
-        """Warn of what is new; returns `signal/<name>` of 1 for everything that is wrong now."""
+        """Warn of new signs, and return `signal/<name>` as 1 for each sign of this step."""
         found = signals(metrics, episodes, self._before)
         for name, sentence in found.items():
             if step - self._last_seen.get(name, -math.inf) > _QUIET_STEPS:

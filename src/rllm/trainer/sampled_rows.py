@@ -174,10 +174,10 @@ def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
 
 
 def rows_of_items(items: Iterable[Any]) -> list[Row]:
-    """Return rows of whatever a user has: rows, a table, trajectories, episodes, or the latter as `to_dict` gives them.
+    """Return rows of what a user may have: rows, a table, trajectories, episodes, or what their `to_dict` returns.
 
     Raises:
-        ConfigError: naming what is none of them.
+        ConfigError: naming an item that is none of these.
     """
     if Table.of(items) is not None:
         items = Dataset(items, name="demonstrations")

@@ -33,7 +33,7 @@ NOT_TEXT = "not_text"
 
 
 def drop_filtered(episodes: Sequence[Episode], filters: FilterConfig) -> None:
-    """Mark the trajectories that filters exclude with the reason; they are counted by it, and are part of no mean."""
+    """Mark the trajectories that filters exclude with the reason; they are counted by it, and not part of any mean."""
     for episode in episodes:
         ended = episode.termination_reason.value if episode.termination_reason else None
         for trajectory in episode.trajectories:
@@ -87,7 +87,7 @@ def credits_of_failed(episodes: Sequence[Episode], store: TraceStore, *, step: i
     """Return a record for each call of the failed episodes in each trajectory, with the reason of the failure."""
     records: list[StepCredit] = []
     for episode in (episode for episode in episodes if episode.failed):
-        names: dict[str, dict[int, str]] = {}  # of the trajectories that each call belongs to, by their places
+        names: dict[str, dict[int, str]] = {}  # names of the trajectories that each call belongs to, by index
         for index, path in enumerate(episode.trajectories):
             for call in path.steps:
                 names.setdefault(call.id, {})[index] = path.name
@@ -137,7 +137,7 @@ class _Group:
     rewards: set[Hashable] = field(default_factory=set)
     """Distinct rewards, including the greedy rollout's if it is compared with."""
     may_be_equal: bool = False
-    """Equal rewards teach, too."""
+    """Equal rewards are informative, too."""
     num_compared: int = 0
     has_reference: bool = False
 

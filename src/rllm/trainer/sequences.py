@@ -97,7 +97,7 @@ def sums_by_step(batch: Batch, values: Tensor) -> dict[StepKey, float]:
 
 
 def token_order(batch: Batch, keys: Iterable[StepKey]) -> Tensor:
-    """Return [N] the places of the tokens step by step, for `keys` that are all steps of the batch."""
+    """Return [N] the positions of the tokens, step by step in the order of `keys`, which are all steps of the batch."""
     places: dict[StepKey, list[int]] = {}
     for key, span in step_spans(batch):
         places.setdefault(key, []).extend(range(span.start, span.stop))

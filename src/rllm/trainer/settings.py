@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_model(config: TrainConfig) -> None:
-    """Raise `ConfigError` unless a model is named; and if it is a folder, has the context that is asked for."""
+    """Raise `ConfigError` if no model is named, or if its context is shorter than `model.max_length`."""
     if not config.model.path:
         raise ConfigError("model.path is not set: name a model folder or hub id, such as model.path=Qwen/Qwen3-0.6B")
     if config.model.max_length is not None and (about := described(config.model.path)) is not None:
@@ -130,14 +130,14 @@ def _refuse(config: TrainConfig, keys: Sequence[str], why: str) -> None:
 
 
 _PARTS = 4
-"""One part in so many of main memory is for activations: weights, optimiser, sampler and rollouts need theirs."""
+"""A fourth of main memory is for activations; the rest is for weights, optimiser, sampler and rollouts."""
 _LEAST = 1024
 _PROCESS = 0.5 * GB
 """Python and torch, in main memory."""
 _SPREAD = 2.0
 """Factor on the counted bytes of packed weights, since glibc before version 2.38 seldom reuses gaps."""
 _SPREAD_OF_PASS = 1.5
-"""The same of activations."""
+"""The same factor for activations."""
 _SPARE = 1.125
 """Factor for the spare columns of the sampler's cache."""
 _PROMPT, _ANSWER = 64, 256
@@ -152,9 +152,9 @@ class PredictedMemory:
 
     device: str
     held: Mapping[str, float]
-    """All the time."""
+    """Held all the time."""
     updating: Mapping[str, float]
-    """During updates, beside that."""
+    """Held in addition during updates."""
     sampling: Mapping[str, float]
 
     @property

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class Teacher(Protocol):
-    """A model that the policy learns from, with the policy's tokens. It blocks, and is called in a thread."""
+    """A model that the policy learns from. It blocks, so it is called in a thread."""
 
     def score(self, batch: Batch, samples: Sequence[Sample] = ()) -> Tensor:
         """Return [N] the teacher's log-probabilities of the batch's tokens.
 
         Args:
             batch: its `trajectory_of` counts the samples.
-            samples: what the tokens were sampled in, for teachers that read tasks or messages.
+            samples: the trajectories of the tokens, for teachers that read tasks or messages.
 
         Raises:
             InferenceError: if it cannot be reached, or does not return them.
@@ -133,11 +133,11 @@ def _check_length(config: TrainConfig, own: int | None, teacher: str, room: int 
 
 
 _NUM_PROBED = 64
-"""Ids of which the server must know the same text as the policy's tokenizer."""
+"""Number of ids that must stand for the same text on the server as in the policy's tokenizer."""
 
 
 class TeacherEndpoint:
-    """Asks about one sequence a request, several at once; a request that fails for a while is sent again."""
+    """Teacher on a server, which gets one request for each sequence, several at a time; failed requests are retried."""
 
     def __init__(self, teacher: TeacherConfig) -> None:
         """Prepare without connecting; raise `ConfigError` if `teacher.url` is not an address."""

@@ -1,8 +1,8 @@
 """The viewer's pages over HTTP, and who may read them.
 
-Blocking reads run in threads, so that a slow store delays only its own pages. Programs of this machine connect by its
-own names, others with the token. Pages show text of models, which may attack its reader. Jinja escapes it; should that
-fail, the policy below runs only our scripts, and sends nothing to other hosts.
+Blocking reads run in threads, so that a slow store delays only its own pages. Programs on this machine connect by its
+loopback names, others with the token. Pages show text of models, which may attack its reader: Jinja escapes it, and if
+that fails, the content security policy below allows only our own scripts, and no requests to other hosts.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Row: TypeAlias = JSONMapping
 
 
 def rows_of(path: Path) -> list[Row]:
-    """Read the rows of a `metrics.jsonl` by step, in order; none of a file that cannot be read."""
+    """Read the rows of a `metrics.jsonl` by step, in order; none for a file that cannot be read."""
     rows: dict[int, JSONObject] = {}
     with suppress(OSError, ConfigError):
         for line in lines_of(path):
@@ -284,7 +284,7 @@ def sync_status(rows: Sequence[Row], *, max_staleness: int, max_gap: float = 0.0
         if gap is not None and gap > max_gap:
             wrong.append(f"sampler and trainer differ by {number(gap)} nats a token")
         state = "bad" if is_bad else "warn" if wrong else "ok"
-        text = "; ".join(wrong) or f"in step{'' if gap is None else f', apart by {number(gap)} nats a token'}"
+        text = "; ".join(wrong) or f"in sync{'' if gap is None else f', {number(gap)} nats a token apart'}"
         statuses.append(
             SyncStatus(
                 step=int(row["step"]),

@@ -15,8 +15,8 @@ from rllm.types import JSONObject, Message, StepCredit, Trace, credits_by_trace,
 from rllm.viewer.rollouts import Rollout, rollout_of
 
 Fed: TypeAlias = Callable[[int, str], Sequence[Sequence[float]]]
-"""Of a training step and a call: the advantages that the optimiser was fed for its tokens, in each trajectory in which
-they were trained on; nothing where that was not kept."""
+"""Function of a training step and a call. It returns the advantages that the optimiser was fed for the call's tokens,
+one list for each trajectory that was trained on them; none if the batch was not kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,13 @@ class ExplainedToken:
     """One sampled token."""
 
     position: int
-    """In the prompt and answer together."""
+    """Position in the prompt and answer together."""
     token_id: int
     sampler_logprob: float
     trainer_logprob: float | None
-    """Before the update; `None` where the token was not trained on."""
+    """Log-probability before the update; `None` if the token was not trained on."""
     advantage: float | None
-    """Advantage; the mean of the step's if single tokens are credited and the batch was not kept."""
+    """Advantage; the mean over the step if single tokens are credited and the batch was not kept."""
     weight_version: int | None
 
 
@@ -61,7 +61,7 @@ class ExplainedStep:
 
     @property
     def advantage_sum(self) -> float:
-        """Over the tokens that were in the optimiser's batch."""
+        """Sum of advantages over the tokens in the optimiser's batch."""
         return sum(token.advantage or 0.0 for token in self.tokens if token.trainer_logprob is not None)
 
 
@@ -73,13 +73,13 @@ class ListedEpisode:
     session_id: str
     split: str
     step: int | None
-    """As metrics count: that of the training step, or the steps that were done before an evaluation."""
+    """Step as in metrics: the training step, or the number of steps before an evaluation."""
     rewards: dict[str, float | None]
-    """By role, the mean where one has several trajectories; none of an episode that has not ended."""
+    """Reward by role, the mean if a role has several trajectories; empty for an episode that has not ended."""
     reward_parts: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By role, the named parts of the reward of its last trajectory that has some."""
+    """Named parts of the reward by role, of its last trajectory that has some."""
     verdicts: dict[str, JSONObject] = field(default_factory=dict)
-    """By role, metadata of the reward, such as a judge's reasons."""
+    """Metadata of the reward by role, such as a judge's reasons."""
     error: dict[str, str] | None = None
     """`type`, `message` and `traceback` of the error; type `unreadable` if another program wrote the outcome."""
 
@@ -142,7 +142,7 @@ def explain(
     """Return the newest episode of this id or session, of a split, step or run if given.
 
     Ids are those of `latest_episodes` and logs; every evaluation of a run repeats them. `fed` returns the
-    advantages of single tokens. Raises `ConfigError` naming some episodes if the store has no such one.
+    advantages of single tokens. Raises `ConfigError`, naming some episodes, if the store does not have this one.
     """
     known = itertools.chain([store.session(episode)], every_session(store, run_id=run_id))
     rollouts = (rollout_of(session) for session in known if session is not None)

@@ -109,7 +109,7 @@ def _shown(run: Run, rollout: Rollout) -> Shown:
 
 
 def _spread(rows: Sequence[Row]) -> list[Row]:
-    """Return the training steps; of very many a sample with the first and the last."""
+    """Return the training steps; if there are very many, a sample with the first and the last."""
     trained = [row for row in rows if is_trained(row)]
     if len(trained) <= _MAX_STEPS:
         return trained

@@ -45,7 +45,7 @@ class Call:
     origin: Call | None = None
     """Call that it quotes, if it has no parent: a summary, or a tool call that started a sub-agent."""
     begins: str = ""
-    """How it begins a segment from its parent or origin: the text before that call's number."""
+    """Text before the number of its parent or origin, if it begins a segment there."""
     branch: int = 0
     """Line within its lane."""
     x: float = 0.0
@@ -201,7 +201,7 @@ def _link(calls: Sequence[Call]) -> None:
 
 
 def _origin(place: int, calls: Sequence[Call], messages: LaterMessages) -> tuple[Call | None, str]:
-    """Return the latest earlier call whose answer or tool call is quoted in the messages of a call, and which it is."""
+    """Return the latest earlier call whose answer or tool call a call's messages quote, and which of the two."""
     for number in reversed(range(max(place - _MAX_ORIGINS, 0), place)):
         if calls[number].role != BESIDE:
             if messages.quote_answer_of(number):
@@ -263,7 +263,7 @@ def _rewards(
 Kind: TypeAlias = Literal["wait", "queue", "model", "tool", "reward"]
 
 KINDS: dict[Kind, str] = {
-    "wait": "waiting for its turn, as no more rollouts may be under way",
+    "wait": "waiting for its turn, as the maximum number of rollouts is running",
     "queue": "in the queue of the inference server",
     "model": "the model answers",
     "tool": "between calls: tools, environment, the agent's own code",

@@ -1,4 +1,4 @@
-"""Rollouts of a run, from the metadata of their sessions, and their filters: no trace is read but to find a text."""
+"""Rollouts of a run, from the metadata of their sessions, and their filters; traces are only read to find a text."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Accuracy(Struct, kw_only=True):
 
 
 class Evaluated(Struct, kw_only=True):
-    """First numbers of a report."""
+    """Main numbers of a report."""
 
     num_tasks: int
     num_rollouts: int

@@ -58,7 +58,7 @@ def test_template_that_opens_an_answer_after_every_message() -> None:
 def test_template_that_drops_earlier_reasoning() -> None:
     found = finding(TEMPLATES["qwen"])
     assert (found.ok, found.needed) == (False, False)
-    assert found.detail == "not append-only: it prints earlier answers, reasoning, tool calls otherwise than at first"
+    assert found.detail == "not append-only: it prints earlier answers, reasoning, tool calls differently than at first"
     assert "gateway.exact_turns" in found.fix
 
 

@@ -97,7 +97,7 @@ class LocalBackend:
             load_original: loads the model that the run began with, for the reference; LoRA needs none.
             reference_offload: keep the reference in main memory between uses.
             gradient_checkpointing: see `ModelConfig`.
-            quantize: format of the weights below the adapter; the model may come on another device than `loaded`'s.
+            quantize: number format of the weights below the adapter; the model is moved to `loaded.device` with it.
             serve: makes the sampler of the policy; `None` makes an `EmbeddedSampler`.
             seed: seed of the adapter and of the embedded sampler.
             **sampling: the embedded sampler's other settings.
@@ -125,7 +125,7 @@ class LocalBackend:
         self.policy = Policy.of(self.model, trunk)
         self._pass_tokens = trunk.pass_tokens()
         self._memory: Counter[str] = Counter()
-        """Bytes of what the sampler held before the update, and of activations."""
+        """Bytes that the sampler held before the update, and bytes of activations."""
         self.optimizer = MasterAdamW(self.model, settings, schedule)
         self.reference = None
         if self.adapter is None and load_original is not None:
@@ -209,7 +209,7 @@ class LocalBackend:
             return reference.score(batch, self.settings.micro_batch_tokens)
 
     def values(self, batch: Batch) -> Tensor:
-        """Return [N] the critic's estimates; the first call makes the critic from the policy as it is."""
+        """Return [N] the critic's estimates; the first call creates the critic from the present policy."""
         with self._sampler.paused():
             return self.critic.values(batch)
 
@@ -219,7 +219,7 @@ class LocalBackend:
 
     @property
     def critic(self) -> Critic:
-        """Critic, made when it is first used."""
+        """Critic, created when it is first used."""
         if self._critic is None:
             self._critic = Critic(self.policy, self.critic_settings, self.settings)
         return self._critic
@@ -354,13 +354,13 @@ class LocalBackend:
 @cache
 def _warn_of_no_observations() -> None:
     logger.warning(
-        "algorithm.observation_coef has no effect on a batch where nothing stands between the policy's answers, as "
-        "with agents that call the model once"
+        "algorithm.observation_coef has no effect on a batch without tokens between the policy's answers, such as the "
+        "batch of an agent that calls the model once"
     )
 
 
 def _check_few_bits(config: TrainConfig) -> None:
-    """Raise `ConfigError` if the model or this machine cannot be quantised as is asked for."""
+    """Raise `ConfigError` if 8-bit AdamW or quantised weights do not work with the model or on this machine."""
     kind, device = config.model.quantize, choose_device(config.model.device)
     if config.optim.name == "adamw8bit":
         bitsandbytes_for("optim.name='adamw8bit'", torch.device("cpu") if config.optim.offload else device)
@@ -382,7 +382,7 @@ def _quantize(model: PreTrainedModel, kind: Quantization, device: torch.device) 
     model.to(device)
     logger.warning(
         "model.quantize=%s: %.0f %% of the model's weights are quantised; embeddings, the output head and weights that "
-        "are no linear layers stay in %s",
+        "are not linear layers stay in %s",
         kind,
         100 * fraction,
         str(model.dtype).removeprefix("torch."),
@@ -405,12 +405,12 @@ def _freeze_beside_text(model: PreTrainedModel) -> None:
 
 
 def _sampling(config: TrainConfig, on_failure: ExitStack) -> JSONObject:
-    """Return the arguments of `LocalBackend` for the engine that samples; start or join a server if there is one."""
+    """Return the arguments of `LocalBackend` for sampling; with `model.engine=vllm`, start or join the server."""
     if config.model.engine == "vllm":
         if config.model.quantize:
 
             def serve(loaded: LoadedModel, adapter: Adapter | None) -> Sampler:
-                served = open_server(config, base=loaded)  # it starts with the weights that are computed with
+                served = open_server(config, base=loaded)  # it starts with the quantised weights
                 on_failure.callback(served.close)
                 return served.sampler(loaded, adapter)
 

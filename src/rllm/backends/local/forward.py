@@ -1,8 +1,8 @@
 """Training forward pass: the last hidden state of every token of a token tree.
 
 Where a model allows it, the whole tree is one sequence in one pass, and only attention is replaced: a token attends to
-those above it. So each token is computed once, and gradients flow through shared prefixes to all that share them.
-There are three ways, and `choose_forward` tries out which of them gives what the model itself gives:
+those above it. So each token is computed once, and a shared prefix gets the gradients of all sequences that share it.
+There are three ways, and `choose_forward` takes the first that gives the model's own results:
 
 - `whole_tree_states`: with FlexAttention, which is fast on CUDA.
 - `hidden_states`: the tree is cut into rows (`tree_rows.py`), whose tokens attend to the keys above them, copied in
@@ -77,8 +77,8 @@ def _in_few_and_many_rows(shared_saved: int | None) -> list[HiddenStates]:
 
 
 _ALLOWED, _ALLOWED_IN_HALF = (1e-4, 1e-3), (0.1, 0.3)
-"""Relative error allowed for states and gradients. Formats of two bytes need the second pair: tens of layers that
-round in another order make a tenth. Where sequences see each other, states are a fifth off, or more."""
+"""Relative error allowed for states and gradients. The second pair is for two-byte formats, in which tens of layers
+that round in another order differ by a tenth. If sequences attend to each other, states are a fifth off, or more."""
 _TRIED = ([7, 3, 11, 13, 1, 17, 8, 6], [7, 3, 4, 6, 8, 9, 10, 12, 14, 15], [7])
 """Two sequences that diverge early and are long, and one that is a prefix of both."""
 
@@ -103,8 +103,8 @@ def agree(model: PreTrainedModel, *ways: HiddenStates, gradients: bool = False) 
 
 
 def _with_gradient(model: PreTrainedModel, states: Tensor) -> list[Tensor]:
-    """Return the states and, where gradients are on, the gradients of two weights; both have kernels of their own."""
-    # Of an adapter, the first alone has none before it is trained.
+    """Return the states and, if gradients are on, those of two weights: the backward pass has kernels of its own."""
+    # Two, because the gradient of an adapter's first matrix is 0 before the adapter is trained.
     weights = [weight for weight in model.parameters() if weight.requires_grad][:2]
     if not states.requires_grad or not weights:
         return [states]

@@ -1,7 +1,7 @@
 """Hidden states to log-probabilities of tokens, in memory that does not grow with tokens times vocabulary.
 
-Tokens that follow the same tokens are drawn from one distribution, as the first tokens of all answers to a prompt: it
-is computed once.
+Tokens that follow the same tokens, such as the first tokens of all answers to a prompt, are drawn from one
+distribution, which is computed once.
 
 Shapes: N tokens, drawn from U distributions over a vocabulary of V; n tokens and u distributions of one chunk, m of one
 block.
@@ -80,7 +80,7 @@ class Head:
             for head in cls._known(model):
                 try:
                     error = (head(states) - expected).abs().max()
-                except (RuntimeError, TypeError, AttributeError):  # layers that do not fit behind each other
+                except (RuntimeError, TypeError, AttributeError):  # layers that do not fit one after another
                     continue
                 if error <= tolerance * expected.abs().max():
                     return head
@@ -178,8 +178,8 @@ class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
     Arguments are the logits [u, V], the row [n] of each target, rising, the targets [n], the temperature, and whether
     the entropy is wanted.
 
-    The arithmetic is in float32 at least, whatever the format of the logits. The probabilities p take the place of the
-    logits, and their gradients that of p, so there is one backward pass. With H the entropy and x the logits over the
+    The arithmetic is in float32 at least, whatever the format of the logits. The probabilities p overwrite the logits,
+    and the gradients overwrite p, so the backward pass runs only once. With H the entropy and x the logits over the
     temperature, d log p_t / dx_i = [i = t] - p_i, and dH / dx_i = -p_i (log p_i + H).
     """
 

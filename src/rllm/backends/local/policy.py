@@ -156,7 +156,7 @@ class Policy:
 
     @classmethod
     def of(cls, model: PreTrainedModel, trunk: Trunk) -> Self:
-        """Find out how the model makes its logits; raise `ConfigError` if that is not known, or it is not causal."""
+        """Return the policy of a model; raise `ConfigError` if its head is of an unknown kind, or it is not causal."""
         if trunk.hidden_states is separate_hidden_states:  # the other ways were compared with passes over prefixes
             check_causal(model)
         return cls(model=model, trunk=trunk, head=Head.of(model))
@@ -240,13 +240,13 @@ class LocalTeacher:
     """Frozen model in this process that scores the policy's tokens at the temperature they were sampled with."""
 
     def __init__(self, loaded: LoadedModel, *, micro_batch_tokens: int = 16384) -> None:
-        """Prepare the model; raise `ConfigError` if it is not causal, or it is not known how it makes its logits."""
+        """Prepare the model; raise `ConfigError` if its head is of an unknown kind, or it is not causal."""
         model = loaded.model.requires_grad_(False)
         self._policy = Policy.of(model, Trunk.of(body_of(model)))
         self._max_tokens = micro_batch_tokens
 
     def score(self, batch: Batch, samples: Sequence[object] = ()) -> Tensor:
-        """Return [N] log-probabilities of the batch's tokens, for which their samples need not be known."""
+        """Return [N] log-probabilities of the batch's tokens; `samples` is not used."""
         return self._policy.score(batch, self._max_tokens)
 
 
@@ -262,7 +262,7 @@ def recomputable_layers(model: Module) -> list[Module]:
 
 @contextmanager
 def running_otherwise(forward_of: Mapping[Module, Callable[..., Tensor]]) -> Iterator[None]:
-    """Run these layers by other functions inside the block."""
+    """Replace the forward functions of these layers inside the block."""
     for layer, forward in forward_of.items():
         layer.forward = forward
     try:
@@ -273,7 +273,7 @@ def running_otherwise(forward_of: Mapping[Module, Callable[..., Tensor]]) -> Ite
 
 
 def recomputing(layers: Sequence[Module]) -> AbstractContextManager[None]:
-    """Keep only these layers' inputs in forward passes inside the block, and run the layers again backwards.
+    """Keep only these layers' inputs in forward passes inside the block, and run them again in the backward pass.
 
     Models run without dropout, so the second pass equals the first.
     """

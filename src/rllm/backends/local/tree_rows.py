@@ -27,8 +27,7 @@ BLOCK_TOKENS = 8192
 PADDING = 64
 """Padding tokens that always cost less than another block; above it, an eighth of the tokens may be padding."""
 SHARED_SAVED = 1024
-"""Tokens' keys that reading a shared prefix in place must save from being copied, to be worth an attention of its
-own."""
+"""Number of tokens whose keys a shared prefix must save from being copied, to be worth an attention of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +154,8 @@ def _above(tree: TokenTree, rows: list[Row]) -> tuple[Tensor | None, Tensor]:
 def _batches(rows: list[Row]) -> Iterator[list[Row]]:
     """Yield rows of similar length together, at most `BLOCK_TOKENS` padded tokens at a time.
 
-    Roots are apart from all others, which have tokens above them. Within a batch rows are in the order of their
-    parents.
+    Roots are kept apart from the other rows, which have tokens above them. Within a batch, rows are in the order of
+    their parents.
     """
     for are_roots in (True, False):
         batch: list[Row] = []

@@ -36,7 +36,7 @@ class Demand:
 
 
 def shortage(demand: Demand, num_fit: int) -> str:
-    """Return in words that too few nodes have what is needed."""
+    """Return a sentence on how many nodes have the resources, which is too few."""
     where = "a node" if demand.num_nodes == 1 else f"each of {demand.num_nodes} nodes"
     fit = {0: "no node has", 1: "1 node has"}.get(num_fit, f"{num_fit} nodes have")
     return (
@@ -47,7 +47,7 @@ def shortage(demand: Demand, num_fit: int) -> str:
 
 
 def wait_for_room(demand: Demand) -> None:
-    """Wait until enough nodes have free resources; raise `ConfigError` listing what each has if that cannot be."""
+    """Wait until enough nodes have free resources; raise `ConfigError`, listing each node's, if that takes too long."""
     deadline = time.monotonic() + FREE_S
     while True:
         nodes = _nodes_with(demand.resource)

@@ -1,4 +1,4 @@
-"""CPUs as a platform of verl's, so that a machine without GPUs can train, over gloo.
+"""CPU platform for verl, so that a machine without GPUs can train, over gloo.
 
 verl imports this module in every process that has `VERL_USE_EXTERNAL_MODULES=rllm.backends.verl.platform_cpu`.
 """
@@ -73,7 +73,7 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         """Do nothing: the system's allocator has no settings."""
 
     def empty_cache(self) -> None:
-        """Do nothing: there is none on a CPU."""
+        """Do nothing: a CPU has no cache to empty."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return (None, None)
@@ -89,10 +89,10 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         yield
 
     def profiler_start(self) -> None:
-        """Do nothing: there is none on a CPU."""
+        """Do nothing: there is no profiler for CPUs."""
 
     def profiler_stop(self) -> None:
-        """Do nothing: there is none on a CPU."""
+        """Do nothing: there is no profiler for CPUs."""
 
     def ray_resource_name(self) -> str:
         return "CPU"

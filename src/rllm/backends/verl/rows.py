@@ -1,7 +1,7 @@
 """A `Batch` as verl's workers take it, one unpadded row for each sequence, their answers back, and the losses on rows.
 
 Shapes: N sampled tokens of the batch, L tokens of all rows together. A *flat* tensor [L] has one entry for each token
-of each row, row after row; what is known of sampled tokens lies at their places in it, and zeros between.
+of each row, row after row; numbers of sampled tokens are at their positions in it, with zeros in between.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Rows:
 
 
 def numbers(batch: Batch) -> dict[str, Tensor]:
-    """Return the batch's tensors of numbers for each token, by name."""
+    """Return the batch's tensors with a number for each token, by name."""
     named = ((item.name, getattr(batch, item.name)) for item in fields(batch) if item.name not in _NOT_NUMBERS)
     return {name: value for name, value in named if isinstance(value, Tensor)}
 
@@ -119,7 +119,7 @@ def at_tokens(outputs: Tensor, mask: Tensor) -> Tensor:
 
 
 def batch_of(data: TensorDict) -> Batch:
-    """Return, in a worker, part of a batch from some of the rows of `Rows.columns`, and `temperature`."""
+    """Return part of a batch, in a worker, from some of the rows of `Rows.columns` and the `temperature`."""
     ids, mask = data["input_ids"], data[MASK].values().bool()
     sizes = ids.offsets().diff().tolist()
     rows, sampled = (flat.cpu().split(sizes) for flat in (ids.values(), mask))

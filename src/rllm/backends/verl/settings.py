@@ -84,7 +84,7 @@ INSTEAD = {
     "use_remove_padding": f"set {MODEL}.use_remove_padding",
     "use_fused_kernels": f"set {MODEL}.use_fused_kernels",
     "qat": "set it in the section fsdp_config",
-    "use_prefix_grouper": "rows are dealt out by their lengths",
+    "use_prefix_grouper": "rows are divided among the workers by their lengths",
     "calculate_sum_pi_squared": "no estimator here reads it",
     "freeze_vision_tower": "no engine of verl's reads it",
 }

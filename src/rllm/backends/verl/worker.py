@@ -201,7 +201,7 @@ def _worker_config(role: Role, config: DictConfig) -> TrainingWorkerConfig:
 def _make_room(part: TrainingWorker, data: TensorDict) -> None:
     """Raise the bound on a pass to the longest row, which runs by itself; verl would refuse it.
 
-    All workers use the longest row of all, because they must divide theirs alike.
+    All workers use the longest row of all, because they must divide their rows in the same way.
     """
     split = getattr(part.engine, "ulysses_sequence_parallel_size", 1)
     length = math.ceil(tensordict_utils.pop(data, LONGEST) / split)

@@ -110,7 +110,7 @@ def check_settings(config: TrainConfig) -> None:
 
 
 def _check_policy_loss(policy_loss: str, aggregation: str) -> None:
-    """Check that verl, whose code this imports, has the loss, and the aggregation if the loss always is one mean."""
+    """Check that verl has the loss, and that the aggregation is the loss's own if that has only one; imports verl."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     if policy_loss not in POLICY_LOSS_REGISTRY:

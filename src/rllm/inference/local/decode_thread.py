@@ -136,6 +136,6 @@ class Wakeup:
             request.cancelled = True
 
     async def wait(self) -> None:
-        """Wait until the request has progressed. Every request ends, if only because the decode thread does."""
+        """Wait until the request has progressed. Every request ends, at the latest when the decode thread does."""
         await self._event.wait()
         self._event.clear()

@@ -34,9 +34,9 @@ _PROBE = (_LONGEST, [4, 9, 6], [8], _LONGEST)
 """Prompts of different lengths, one of them twice, and longer than a block."""
 _PROBE_STEPS = 3
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-"""Allowed difference of logits as a share of the largest; other types are only good to about 5 %.
+"""Allowed difference of logits as a fraction of the largest; other types are only accurate to about 5 %.
 
-Some logits of SmolLM2 in nf4 are good to 2e-4 only, since float32 rounds them so; a wrong decoder is off by hundredths.
+Some logits of SmolLM2 in nf4 are only accurate to 2e-4 in float32; a wrong decoder is off by hundredths.
 """
 
 
@@ -72,7 +72,7 @@ def choose_decoder(
 
     candidates: list[Callable[[], Decoder]] = [slots] if has_full_attention(model) else []
     if candidates and model.device.type == "cpu":
-        candidates.insert(0, lambda: slots(BLOCK))  # so that the shortest prompts try it, too
+        candidates.insert(0, lambda: slots(BLOCK))  # a bound below the prompts of the probe
     candidates += [lambda: DynamicDecoder(model), lambda: RecomputeDecoder(model)]
     probe: _Probe | None = None
     for build in candidates if max_length >= len(_PROBE[0]) + _PROBE_STEPS else ():

@@ -88,11 +88,11 @@ class LocalEngine:
             model: a `transformers` causal language model.
             tokenizer: its tokenizer.
             max_concurrent: answers decoded at a time.
-            max_length: bound of prompt and answer together (default: the model's context).
+            max_length: bound on prompt and answer together (default: the model's context).
             tool_parser: format of tool calls (default: the one that the chat template prints, else hermes).
             seed: seed of requests without one.
             device: device to move the model to.
-            cache_bytes: bound of the keys and values kept (default: 40 % of free GPU memory, or a quarter of the
+            cache_bytes: bound on the keys and values kept (default: 40 % of free GPU memory, or a quarter of the
                 main memory that this process may use).
             autocast: multiply in bfloat16 where the weights are in float32, on a CPU that can.
         """
@@ -197,7 +197,7 @@ class LocalEngine:
             self._scheduler.publish(version)
 
     def drop_states(self) -> None:
-        """Free the memory of what depends on the weights, which are about to change; to be called while paused."""
+        """Free everything computed from the weights, because they are about to change; call it while paused."""
         self._scheduler.drop_states()
         if self._packed:
             self._packed.drop()
@@ -333,7 +333,7 @@ def _delta(shown: Shown, request: Request, start: int, end: int) -> OutputDelta:
 
 
 def _checked_length(model: PreTrainedModel, wanted: int | None) -> int:
-    """Return the bound of prompt and answer; raise `ConfigError` if the model has fewer positions."""
+    """Return the bound on prompt and answer; raise `ConfigError` if the model has fewer positions."""
     if wanted is not None:
         check_length(model.config, wanted)
         return wanted

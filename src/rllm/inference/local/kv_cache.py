@@ -14,8 +14,8 @@ from transformers import Cache
 _READ_STEP, _READ_STEP_OF_GPU = 32, 256
 """Reads are padded to a multiple of this many columns, so that views, and on a GPU graphs, are seldom made again."""
 _SPARE = 8
-"""One in this many columns is spare, and less than a read step where there are few: unread columns separate the
-slots, and separated memory takes up to twice as long to read."""
+"""Columns in use for each spare one. More spare columns would make reading slower: they separate the slots, and
+separated memory takes up to twice as long to read."""
 _FIRST_SLOTS = 8
 
 
@@ -121,8 +121,8 @@ class SlotCache(Cache):  # type: ignore[misc]
             wanted_slots, wanted_columns = slots, self._whole_steps(columns)
         used, before = min(self.num_columns, wanted_columns), self.states
         self._lay_out(wanted_slots, wanted_columns)
-        # Layer by layer, since both are in the same memory: a layer's new place is free once those on its way have
-        # moved.
+        # Layer by layer, since both layouts are in the same memory: a layer's new place is free once the layers that
+        # overlap it have moved.
         is_larger = self.states.stride(0) > before.stride(0)
         for layer in reversed(self._layers) if is_larger else self._layers:
             held = before[layer, :, :used_slots, :, :used].clone()
@@ -171,7 +171,7 @@ def _power_of_two(number: int, least: int = 1) -> int:
 BLOCK = 8
 """Tokens of a block of the prefix cache; at most `BLOCK - 1` shared tokens are computed again."""
 _COPIED = 1 << 26
-"""Bytes of blocks copied at a time, beside which their copy takes as much."""
+"""Bytes of blocks copied at a time; the copy takes as much memory again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -223,7 +223,7 @@ class PrefixCache:
         return len(self._by_use) * BLOCK * self._shape.bytes_per_token
 
     def release(self) -> None:
-        """Forget everything, and free its memory: that of an unused pool is not taken."""
+        """Forget everything, and free its memory; an unused pool takes none."""
         # All at once: main memory is only taken where it is written to, and a GPU's cannot grow in place.
         shape = self._shape
         size = (self._max_blocks, shape.num_layers, 2, shape.num_heads, BLOCK, shape.head_dim)

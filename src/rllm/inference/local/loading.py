@@ -112,7 +112,7 @@ def longrope_note(config: PretrainedConfig) -> str:
     limit, most = context_length(config), getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit == most:
         return ""
-    return f", not {most}: beyond, longrope gives a sequence other positions from its first token on"
+    return f", not {most}: beyond that, longrope gives a sequence other positions from its first token on"
 
 
 def check_length(config: PretrainedConfig, wanted: int) -> None:
@@ -333,7 +333,7 @@ def take_weights(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tens
 def save_model(model: PreTrainedModel, folder: Path, **options: Any) -> None:
     """Write a model as an ordinary Hugging Face folder; `options` are those of its `save_pretrained`."""
     own = model.generation_config
-    if own is not None:  # `transformers` loads any, but refuses to save one such as a temperature without do_sample
+    if own is not None:  # `transformers` loads any, but refuses to save some: a temperature without do_sample
         model.generation_config = GenerationConfig()
     try:
         with without_bars():
@@ -347,7 +347,7 @@ def save_model(model: PreTrainedModel, folder: Path, **options: Any) -> None:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer into such a folder; raise `OSError` where `tokenizers` itself raises a bare `Exception`."""
+    """Write a tokenizer into a model's folder; raise `OSError` where `tokenizers` raises a bare `Exception`."""
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:
@@ -443,12 +443,12 @@ def check_source(path_or_id: str | Path, *, template: TemplateChoice | None = No
 def check_token_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, num_ids: int) -> None:
     """Check that a model has the tokens that its chat template prints.
 
-    Tokenizers may have more tokens than the model, such as one for images in Gemma 3 1B; only in a prompt they matter.
+    Tokenizers may have more tokens than the model, such as one for images in Gemma 3 1B; they only matter in a prompt.
 
     Raises:
         ConfigError: if it lacks one, or if the template does not print user messages.
     """
-    _ = template.shape  # which is refused then
+    _ = template.shape  # raises for a template without user messages
     most = max(template.render([{"role": "user", "content": "Hello."}]), default=0)
     if most >= num_ids:
         raise ConfigError(
@@ -459,7 +459,7 @@ def check_token_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, 
 
 
 def _check_complete(source: str, model: PreTrainedModel, found: JSONMapping) -> None:
-    """Refuse weights that `transformers` did not find and made up, with only a warning."""
+    """Refuse a model whose missing weights `transformers` has made up, with only a warning."""
     made_up = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
     if made_up:
         others = ", ..." if len(made_up) > 3 else ""

@@ -118,7 +118,7 @@ def plain_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
 
 
 _CACHE_ARGUMENTS = ("past_key_values", "cache", "cache_params")
-"""Names in `transformers` before 5.24, from then on, and in state-space models before."""
+"""Names in `transformers` before 5.24, since 5.24, and in state-space models before 5.24."""
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -149,11 +149,11 @@ def check_causal(model: PreTrainedModel) -> None:
             longer, alone = (
                 model(input_ids=part, use_cache=False).logits[0, :length].float() for part in (ids, ids[:, :length])
             )
-    except Exception as error:  # of missing inputs or packages
+    except Exception as error:  # because inputs or packages are missing
         raise ConfigError(
             f"{type(model).__name__} does not run on tokens alone ({type(error).__name__}: {first_line(error)})"
         ) from error
-    # Experts round otherwise when they receive other tokens, too.
+    # Experts round differently if they receive other tokens as well.
     allowed = 1e-4 if model.dtype.itemsize >= 4 else 0.1
     if (longer - alone).norm() > allowed * alone.norm():
         raise ConfigError(
@@ -225,7 +225,7 @@ class PromptAttention:
         ]
         of_prompt, total = (torch.cat(pieces).index_select(0, self._place) for pieces in zip(*parts, strict=True))
         fraction = _sigmoid((total - own_total).masked_fill_(self._has_none, -torch.inf))  # [B, K, Q]
-        # Not `lerp`, which rounds otherwise at the end of a vector.
+        # Not `lerp`, which rounds differently at the end of a vector.
         joined: Tensor = own + (of_prompt - own) * fraction.unsqueeze(-1)
         return joined.to(query.dtype).reshape(query.shape)
 

@@ -26,7 +26,7 @@ from rllm.inference.local.quantized import QuantizedLinear, dequantized
 _ROWS = 64
 """Number of rows that a layout is chosen for; it serves any other, too."""
 SHARE_OF_MEMORY = 8
-"""Weights are packed where that takes at most this part of the main memory that this process may use."""
+"""Weights are packed if they take at most an eighth of the main memory that this process may use."""
 _ACTIVATIONS = {nn.SiLU, *(entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())}
 _SHARE = 2**15
 """Least number of elements that torch gives to each thread in elementwise operations."""
@@ -135,10 +135,10 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
 
 
 class RowwiseActivation(nn.Module):  # type: ignore[misc]
-    """An activation by which each row comes out the same bit for bit, whatever other rows there are.
+    """Activation whose result for a row is the same, bit for bit, whatever other rows there are.
 
-    torch works in vectors, but element by element at the end of each thread's share, where SiLU rounds otherwise.
-    Here no share has such an end.
+    torch works in vectors, but element by element at the end of each thread's share, where SiLU rounds differently.
+    Here, no thread's share has such an end.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:

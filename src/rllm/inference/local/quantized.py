@@ -117,7 +117,7 @@ def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantized_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return what a model computes with, without its adapter, by the names of an ordinary model, in main memory."""
+    """Return the weights that a model computes with, by the names of an ordinary model, without adapter, on the CPU."""
     quantized = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear)}
     parts = {f"{name}.{part}" for name in quantized for part in ("codes", "scales")}
     kept = {name: weight for name, weight in model.state_dict().items() if ".lora_" not in name and name not in parts}

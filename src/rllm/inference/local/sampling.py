@@ -120,7 +120,10 @@ def draw(probabilities: torch.Tensor, uniform: NDArray[np.float64]) -> torch.Ten
 
 
 def _invert(weights: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which of `weights` [B, n] lies at `places` [B, 1], shares of their sum, and where in it, as a share."""
+    """Return [B, 1] the index of the weight at each place, and the place within that weight, as a fraction.
+
+    Places [B, 1] are fractions of the sum of `weights` [B, n].
+    """
     ends = weights.cumsum(-1)
     target = places * ends[:, -1:]
     # `right` skips weights of zero, which end where the one before them does.

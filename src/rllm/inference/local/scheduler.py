@@ -24,7 +24,7 @@ from rllm.parser.decoding import TextDecoder
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A sequence that a decoder has taken in."""
+    """A sequence that a decoder has added."""
 
     index: int
     num_cached: int
@@ -83,7 +83,7 @@ class Request:
     """Number of alternatives to keep of each token."""
 
     prompt_ids: list[int] = field(default_factory=list)
-    """The prompt as a list, made at admission: of a long array, that would hold up an event loop for milliseconds."""
+    """The prompt as a list, made at admission, since converting a long array would block an event loop."""
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Request:
         }
 
     def continue_with(self, weight_version: int) -> None:
-        """Note that later tokens are sampled from other weights."""
+        """Record that later tokens are sampled from other weights."""
         self.weight_updates = [item for item in self.weight_updates if item[0] < len(self.completion_ids)]
         if self.completion_ids:
             self.weight_updates.append([len(self.completion_ids), weight_version])

@@ -5,7 +5,7 @@ a few tokens. Prompts are computed in slots of their own, from the longest cache
 on a CPU, the states of a long prompt are kept and read once for all of its rows (`model_forward.PromptAttention`).
 
 On a CPU, results of one row are the same bit for bit whatever else is in the batch: products of packed weights do
-not depend on the number of rows (`packed.py`), and attention reads widths that are summed alike (`stable_width`).
+not depend on the number of rows (`packed.py`), and attention sums widths in a fixed order (`stable_width`).
 So an answer follows from weights, prompt and seed; one rounding of another kind would choose another token about
 once in a million.
 """
@@ -26,10 +26,10 @@ from rllm.inference.local.model_forward import DecodeGraphs, PromptAttention, ca
 from rllm.inference.local.scheduler import Added
 
 QUERY_STEP = 16
-"""Attention of a multiple of this many queries is summed alike on a CPU, however many there are. Fewer are summed
+"""Attention of a multiple of this many queries is summed in one order on a CPU, whatever the multiple. Fewer are summed
 in another order on some CPUs: below 8 from a head size of 96 on, below 12 from 256 on."""
 LEAST_SHARED = 128
-"""Tokens of a prompt from which on its states are kept once; those of shorter ones are quickly read with the rest."""
+"""Tokens of the shortest prompt whose states are kept once for all rows; shorter ones are quickly read by each row."""
 _ROW_STEP = 4
 """Rows of a decode step are padded to a multiple of this on a CPU, and of more on a GPU, for fewer graphs."""
 _SUMMED_COLUMNS = 512
@@ -108,7 +108,7 @@ class SlotDecoder:
             max_sequences: sequences decoded at a time.
             max_length: tokens of a sequence.
             max_bytes: memory for keys and values.
-            least_shared: tokens from which on a prompt's states are kept once, on a CPU, for models whose attention
+            least_shared: tokens of the shortest prompt whose states are kept once, on a CPU, for models whose attention
                 takes `above`; `None`: each row has its own.
         """
         self._model = model
@@ -127,7 +127,7 @@ class SlotDecoder:
         self._rows: list[_Row] = []  # by slot
         self._sequences: list[_Row] = []
         self._row_of_sequence: Tensor | None = None  # [sequences]; None: the batch has changed
-        self._attention: PromptAttention | None = None  # None: no row has a prompt apart
+        self._attention: PromptAttention | None = None  # None: no row has a shared prompt
         self._graphs = DecodeGraphs(self._device)
         self._make_buffers()
 
@@ -209,13 +209,13 @@ class SlotDecoder:
         self._prefixes.store(new, self._prompts.states)
 
     def _shared_states(self, slot: int, length: int) -> Tensor | None:
-        """Return a copy of the states of whole blocks of a prompt, which is in its slot; `None` if it is short."""
+        """Return a copy of the states of a prompt's whole blocks, from its slot; `None` if the prompt is short."""
         if self.least_shared is None or length < self.least_shared:
             return None
         return self._prompts.states[:, :, slot, :, : length - length % BLOCK].clone()
 
     def _append(self, row: _Row, source: SlotCache, slot: int, first: int) -> None:
-        """Add a row, whose states are copied from a slot, from a column on."""
+        """Add a row, and copy its states from a slot, beginning at column `first`."""
         stop = row.num_columns
         self._reserve(len(self._rows) + 1, stop + 1)
         row.slot = len(self._rows)
@@ -276,7 +276,7 @@ class SlotDecoder:
         for row, token in zip(self._sequences, tokens, strict=True):
             inputs[row.slot] = [token]
         columns, starts = self._columns[:num_rows], self._starts[:num_rows]
-        columns[count:] = starts[count:] = 0  # of slots that are not in use
+        columns[count:] = starts[count:] = 0  # slots that are not in use
         self._mask.view(-1).index_fill_(0, self._mask_start[:num_rows] + columns[:, 0], 0)
         self._inputs[:num_rows] = torch.tensor(inputs)
         num_read = self._cache.num_read(width)
@@ -328,7 +328,7 @@ class SlotDecoder:
             known = ended[number][: row.length]
             path = self._prefixes.match(known)
             first = len(path) - row.num_in_prompt // BLOCK  # new block of the slot
-            if first >= 0:  # else its prompt was forgotten meanwhile, for want of memory
+            if first >= 0:  # else its prompt was forgotten meanwhile, for lack of memory
                 computed += BlockLocation.of(self._prefixes.extend(known, path), row.slot, first)
         self._prefixes.store(computed, self._cache.states)
         self._sequences = [row for number, row in enumerate(self._sequences) if number not in ended]

@@ -74,7 +74,7 @@ def probe(url: str, *, model: str | None = None, api_key: str | None = None, tem
         control = control_of(url, api_key=api_key)
         served = control.models()
     except (InferenceError, KeyError, TypeError, AttributeError) as error:
-        fix = "check that the server is running, that the address goes up to and including /v1, and the key"
+        fix = "check that the server is running, that the address ends in /v1, and that the key is right"
         unreachable = Finding(name="models", ok=False, detail=f"the list cannot be read: {error}", fix=fix)
         return Checks(url=control.base_url, model=model, findings=[unreachable])
     name = model or next(iter(served), None)

@@ -66,7 +66,7 @@ class ServeOptions:
     lora_rank: int = 0
     """Rank of the adapters that it will receive; 0 serves the model itself."""
     gpu_memory: float | None = None
-    """Share of each GPU's memory to use; `None` leaves it to vLLM."""
+    """Fraction of each GPU's memory to use; `None` leaves it to vLLM."""
     sleeps: bool = False
     """True if the server can release GPU memory while it is idle."""
     devices: str | None = None

@@ -47,7 +47,7 @@ class ServerClient:
     """Client of one server that answers with JSON or text; calls block, one at a time."""
 
     def __init__(self, root: str, *, api_key: str | None = None, timeout_s: float = 60.0) -> None:
-        """Accept a URL that paths are added to; nothing is sent yet."""
+        """Set the URL that paths are appended to; nothing is sent yet."""
         self.root = root
         self.api_key = api_key
         self._headers = {"content-type": "application/json"}
@@ -179,7 +179,7 @@ class VLLMControl(ServerClient):
         self.post("/sleep?level=1", timeout_s=HEAVY_S)
 
     def wake_up(self) -> None:
-        """Take the memory again."""
+        """Take the GPU's memory again."""
         self.post("/wake_up", timeout_s=HEAVY_S)
 
     def prompt_logprobs(self, model: str, ids: Sequence[int]) -> list[float]:
@@ -207,7 +207,7 @@ class VLLMControl(ServerClient):
 
 
 class SGLangControl(VLLMControl):
-    """The same calls to a SGLang server."""
+    """The same calls to an SGLang server."""
 
     def pause(self) -> None:
         """Freeze running calls; their cached states are dropped, and computed again after `resume`."""

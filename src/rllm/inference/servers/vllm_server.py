@@ -53,7 +53,7 @@ class VLLMServer:
         """
         self.control = control
         self.failure: Exception | None = None
-        """Reason why the server is given up; `None` while it is not."""
+        """Error for which the server was given up; `None` until then."""
         self.num_restarts = 0
         self.start_timeout_s = start_timeout_s
         self._max_restarts = max_restarts
@@ -148,7 +148,7 @@ class VLLMServer:
         self._expected = marker
 
     def watch(self, recover: Callable[[], None]) -> None:
-        """Restore the server in a thread whenever it is gone; `recover` sends it the weights, with proof."""
+        """Restore the server in a thread whenever it is gone; `recover` sends it the weights and checks them."""
         self._watcher = threading.Thread(target=self._watch, args=(recover,), name="rllm vllm watch", daemon=True)
         self._watcher.start()
 
@@ -196,7 +196,7 @@ class VLLMServer:
                     if not self._closing.is_set() and self.is_gone():
                         self._set_ready(False)
                         self._recover(recover)
-        except Exception as error:  # those who wait for the server must be woken
+        except Exception as error:  # callers that wait for the server must be woken
             if not self._closing.is_set():
                 logger.error("%s", error)
             with self._state:

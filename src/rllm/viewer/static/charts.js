@@ -1,4 +1,4 @@
-// A cursor over all charts at once: the values of one step, a click or Enter opens it, dragging chooses a stretch of steps.
+// A cursor over all charts at once shows the values of one step. A click or Enter opens the step, dragging selects a range.
 const SVG = "http://www.w3.org/2000/svg";
 const [LEFT, RIGHT, TOP, BOTTOM] = [44, 412, 8, 130];
 

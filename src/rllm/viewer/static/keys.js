@@ -1,4 +1,4 @@
-// The keyboard: j and k walk along the links of a page, brackets along steps, a slash searches, u goes up.
+// Keyboard shortcuts: j and k move along the links of a page, brackets along steps, a slash searches, u goes up.
 function isTyping(element) {
   return element.closest("input, select, textarea, [contenteditable]");
 }
@@ -12,7 +12,7 @@ function walk(by) {
   next.scrollIntoView({ block: "nearest" });
 }
 
-// Arrows move through the cells of a grid as the eye does.
+// Arrow keys move between the cells of a grid.
 function across(event, cell) {
   const row = cell.closest("tr");
   const place = [...row.querySelectorAll("a")].indexOf(cell);

@@ -1,4 +1,4 @@
-// News: while a run goes on, the page asks every two seconds whether anything was written, and takes up what is new.
+// Live updates: the page asks every two seconds whether anything was written, and replaces its content if so.
 const EVERY_MS = 2000;
 
 async function pulseOf(source) {
@@ -6,7 +6,7 @@ async function pulseOf(source) {
   return answer.ok ? answer.json() : null;
 }
 
-// Not while somebody marks text, chooses from a list, or has walked into what would be replaced.
+// True while the user selects text, uses a form, or has the focus in content that would be replaced.
 function isBusy(main) {
   const active = document.activeElement;
   const inside = main.contains(active) && active !== main && !active.matches("a, svg");
@@ -48,7 +48,7 @@ export function live(enhance) {
         known ??= pulse.state;
       }
     } catch {
-      // The viewer was stopped; when it is there again the page goes on.
+      // The viewer was stopped; the page continues once it is back.
     }
     setTimeout(ask, EVERY_MS);
   };

@@ -1,4 +1,4 @@
-// Tokens: their values under the pointer or the cursor, and other overlays without loading the page again.
+// Values of the token under the pointer or the cursor, and other overlays without loading the page again.
 const NAMES = ["mask", "version", "sampler", "trainer", "gap", "ratio", "entropy", "advantage", "weight"];
 const MASKS = ["prompt or inserted", "sampled, not trained on", "sampled and trained on"];
 
@@ -31,7 +31,7 @@ class Tokens {
     if (this.at >= 0) this.show(this.at);
   }
 
-  // Blocks are in order, so the one that holds a place is found by halving.
+  // Blocks are in order, so the one that holds a position is found by binary search.
   elementAt(place) {
     const blocks = this.root.children;
     let [low, high] = [0, blocks.length - 1];
@@ -63,7 +63,7 @@ class Tokens {
     this.show(Math.max(this.first, Math.min(last, place)), true);
   }
 
-  // Where the next answer begins, or the one before.
+  // Start of the next answer, or of the previous one.
   span(next) {
     const starts = (this.data?.spans ?? []).map(([start]) => start);
     const found = next ? starts.find((start) => start > this.at) : starts.findLast((start) => start < this.at);
@@ -76,29 +76,29 @@ class Tokens {
     this.current = this.elementAt(place);
     this.current?.classList.add("at");
     if (scroll) this.current?.scrollIntoView({ block: "nearest" });
-    if (this.data) this.tell(place);
+    if (this.data) this.describe(place);
   }
 
-  tell(place) {
+  describe(place) {
     const { ids, bytes, columns, spans, clip } = this.data;
     const id = ids[place];
     const list = document.createElement("dl");
-    const say = (name, value) => list.append(element("dt", name), element("dd", value));
-    say("place", place);
-    say("id", id);
-    say("bytes", bytes[id] ?? "not known");
+    const add = (name, value) => list.append(element("dt", name), element("dd", value));
+    add("position", place);
+    add("id", id);
+    add("bytes", bytes[id] ?? "unknown");
     for (const name of NAMES) {
       const value = columns[name]?.[place];
       if (value === null || value === undefined) continue;
-      say(name, name === "mask" ? MASKS[value] : String(value));
+      add(name, name === "mask" ? MASKS[value] : String(value));
     }
     const [ratio, advantage] = [columns.ratio?.[place], columns.advantage?.[place]];
     if (clip && ratio != null && advantage != null) {
       const clipped = (advantage > 0 && ratio > clip[1]) || (advantage < 0 && ratio < clip[0]);
-      say("clipped", clipped ? `yes, outside ${clip[0]} to ${clip[1]}` : "no");
+      add("clipped", clipped ? `yes, outside ${clip[0]} to ${clip[1]}` : "no");
     }
     const call = spans.find(([start, stop]) => start <= place && place < stop);
-    if (call) say("call", call[2]);
+    if (call) add("call", call[2]);
     this.aside.replaceChildren(element("p", this.current?.textContent ?? "", "text"), list);
   }
 }
@@ -117,7 +117,7 @@ export function tokens(root) {
   view.load();
 }
 
-// The server knows the colours; only the classes of the tokens are taken over, so that place and cursor stay.
+// The server chooses the colours; only the classes of the tokens are copied, so that position and cursor stay.
 async function overlay(url, view) {
   const answer = await fetch(url);
   if (!answer.ok) return;

@@ -1,4 +1,4 @@
-// What every page gets: keys, charts that can be walked along, tokens that can be pointed at, and news of a run that goes on.
+// Every page has keyboard shortcuts, charts and tokens with a cursor, and live updates of a run.
 import { charts } from "./charts.js";
 import { keys } from "./keys.js";
 import { live } from "./live.js";
