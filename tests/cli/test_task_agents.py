@@ -114,8 +114,8 @@ FAILING = {
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("backend", ["local", "podman"])
-def test_rollouts_that_fail_are_explained_with_all_that_is_known_of_them(backend, tmp_path):
-    """Each has an owner and a remedy, none counts as a reward of 0, and the task beside them is solved."""
+def test_failed_rollouts_are_explained(backend, tmp_path):
+    """Each failure is attributed and has a remedy, none counts as a reward of 0, and the other task is solved."""
     backend_or_skip(backend)
     (tmp_path / "own_agent.py").write_text(AGENT.replace("BACKEND", backend))
     for name, (files, _, _) in {"solved": ({}, "", ""), **FAILING}.items():

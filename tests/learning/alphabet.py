@@ -1,4 +1,4 @@
-"""The task that every algorithm learns: list the letters from one to another; and a tiny policy that can, but starts anywhere."""
+"""The task that every algorithm learns: list the letters from one to another; and a tiny policy that mostly starts wrongly."""
 
 from __future__ import annotations
 

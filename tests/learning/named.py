@@ -36,7 +36,7 @@ MOVES = (-1, 4, 1, -4)
 
 
 def walker() -> Path:
-    """Return the folder of a policy for FrozenLake: it observes a place and answers with a move, half of the time any."""
+    """Return the folder of a policy for FrozenLake: it observes a place and answers with a move, half of the time at random."""
     recipe = replace(RECIPE, skill_steps=60, batch_size=16)
     return tiny_policy(partial(_walks, care=0.8), partial(_walks, care=0.5), recipe=recipe)
 

@@ -36,7 +36,7 @@ TEMPLATE = """\
 """
 
 
-def test_verdicts_are_read_and_kept_and_without_a_server_there_are_none(smollm: Path, tmp_path: Path) -> None:
+def test_verdicts_are_kept_and_an_unreachable_server_leaves_answers_unscored(smollm: Path, tmp_path: Path) -> None:
     (tmp_path / "judge.jinja").write_text(TEMPLATE)
     settings = ["model.chat_template=judge.jinja", "model.max_length=640"]
     command = [sys.executable, "-m", "rllm", "serve", str(smollm), "--port", "0", *settings]

@@ -2,8 +2,8 @@
 
     python tests/release/check.py [--out DIR] [--demo]
 
-`--out` keeps the wheel and the source distribution; `--demo` also runs the whole demo, which takes some minutes. The network
-is asked for the packages that are installed.
+`--out` keeps the wheel and the source distribution; `--demo` also runs the whole demo, which takes some minutes. Other
+packages are downloaded.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def built(source: Path, environment: Path, out: Path) -> tuple[Path, Path]:
 
 
 def check_wheel(wheel: Path, source: Path) -> None:
-    """Check that the wheel has the package as it is committed: every file of it, and no other."""
+    """Check that the wheel has exactly the committed files of the package."""
     with zipfile.ZipFile(wheel) as files:
         packed = {name for name in files.namelist() if ".dist-info/" not in name}
     package = source / "src"

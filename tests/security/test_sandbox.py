@@ -356,7 +356,7 @@ def test_code_that_could_not_begin_is_not_judged(monkeypatch: pytest.MonkeyPatch
 
 
 @needs_bubblewrap
-def test_machine_without_a_filter_lacks_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_a_call_filter_has_the_rest_of_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "call_filter", lambda *, namespaced: None)
     result = run_python("print(open('/proc/self/status').read())")
     assert (result.network, result.missing) == ("namespace", ("calls",))
@@ -427,7 +427,7 @@ os.wait()
 
 
 @pytest.mark.usefixtures("unconfined")
-def test_code_rewards_hold_without_bubblewrap() -> None:
+def test_code_rewards_are_correct_without_bubblewrap() -> None:
     for code, reward in {"return 1": 1.0, "import os; os._exit(0)": 0.0, "while True: pass": 0.0}.items():
         verdict = RewardCodeFn(timeout_s=5)({"tests": ["assert f() == 1"]}, f"```python\ndef f():\n    {code}\n```")
         assert verdict.reward == reward

@@ -33,7 +33,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, dict
     return pickle.dumps(named.agent_run_func), named.tasks[0], folder
 
 
-def test_rollouts_bring_their_tasks(opened: tuple[bytes, dict[str, object], Path]) -> None:
+def test_tasks_are_sent_with_their_rollouts(opened: tuple[bytes, dict[str, object], Path]) -> None:
     sent, row, folder = opened
     files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     shutil.rmtree(folder.parent)
@@ -44,7 +44,7 @@ def test_rollouts_bring_their_tasks(opened: tuple[bytes, dict[str, object], Path
         assert gateway.rollout(play, row).is_correct
 
 
-def test_tasks_that_are_too_large_to_be_sent_must_be_there(
+def test_tasks_too_large_to_send_must_exist_on_the_node(
     opened: tuple[bytes, dict[str, object], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, _, folder = opened

@@ -1,4 +1,4 @@
-"""The versions of the clients are checked only if another one than the installed precedes it on the path."""
+"""The versions of the clients are checked only if the path has other versions before the installed ones."""
 
 from __future__ import annotations
 
