@@ -207,7 +207,7 @@ CONVERSATIONS: dict[str, list[Message]] = {
 
 
 def training_bytes(model: str) -> float | None:
-    """Return the bytes of a checkpoint of all weights with its optimizer; `None` if the model's files are not here."""
+    """Return a bound on the bytes of a checkpoint of all weights; `None` if the model's files are not here."""
     try:
         from rllm.config.sizes import num_weights
     except ImportError:
