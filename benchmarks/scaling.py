@@ -1,6 +1,6 @@
 """Cost of rollouts on Ray, and saturation of a gateway in front of many inference replicas.
 
-    python benchmarks/scaling.py [--json] [--gateway-ms 0.5 --stream-ms 1.0] [--runner-ms 1.0]
+    python benchmarks/scaling.py [--json] [--gateway-ms 0.7 --stream-ms 1.3] [--runner-ms 1.0]
 
 The first part is measured: rollouts that take no time, on 1, 2 and 4 processes of Ray on this machine. It prints
 rollouts per second, and the CPU milliseconds of a rollout in the trainer and in the process that makes it. The target
@@ -204,9 +204,13 @@ def show_simulated(rows: list[dict[str, Any]], call_ms: dict[str, float], runner
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--gateway-ms", type=float, default=0.5, help="CPU of a call, see benchmarks/gateway.py")
-    parser.add_argument("--stream-ms", type=float, default=1.0, help="CPU of a streamed call")
-    parser.add_argument("--runner-ms", type=float, help="CPU of a rollout in the trainer, instead of measuring it")
+    parser.add_argument(
+        "--gateway-ms", type=float, default=0.7, help="CPU milliseconds of a call, see benchmarks/gateway.py"
+    )
+    parser.add_argument("--stream-ms", type=float, default=1.3, help="CPU milliseconds of a streamed call")
+    parser.add_argument(
+        "--runner-ms", type=float, help="CPU milliseconds of a rollout in the trainer, instead of measuring it"
+    )
     arguments = parser.parse_args()
     measured_rows = measure() if arguments.runner_ms is None else []
     on_ray = [row for row in measured_rows if row["kind"] != "here"] or measured_rows
