@@ -34,6 +34,7 @@ from against_trl.model import build_model
 from rllm.agents.chat_agent import ChatAgent
 from rllm.backends.local.backend import LocalBackend
 from rllm.environments.base.multi_turn_env import SingleTurnEnvironment
+from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer
 
 KINDS = ("in process", "over HTTP")
@@ -43,7 +44,7 @@ SKIPPED = 1
 TARGET = 0.05
 
 
-class Marks:
+class Marks(Tracker):
     """Tracker of the process's CPU seconds at each phase of a step; the backend notifies it when an update ends."""
 
     def __init__(self) -> None:
@@ -67,15 +68,11 @@ class Marks:
             self.steps.append({**self._now, "clients": self._in_clients})
             self._now, self._in_clients = {}, 0.0
 
-    def log_episodes(self, step: int, split: str, episodes: Any) -> None: ...
-
     def progress(self, phase: str, done: int, total: int) -> None:
         if phase == "roll out" and done in (0, total):
             self.mark("rolled out" if done else "begun")
         if phase == "update":
             self.mark("assembled")
-
-    def close(self) -> None: ...
 
 
 def engine_time() -> float:

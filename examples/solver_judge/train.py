@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import nan
 from statistics import fmean
 
@@ -11,6 +11,7 @@ import agent
 import offline
 
 from rllm.data.prepare import prepare_countdown
+from rllm.tracking.base import Tracker
 from rllm.trainer import AgentTrainer
 from rllm.trainer.config import load_config
 from rllm.types import Episode
@@ -38,8 +39,8 @@ def main(settings: list[str]) -> None:
         print(f"held-out reward of the {role}: {before[role]:.0%} -> {after[role]:.0%}")
 
 
-class RewardByRole:
-    """A tracker that keeps, for each evaluation, the mean rewards of both roles."""
+class RewardByRole(Tracker):
+    """Tracker that keeps the mean rewards of both roles for each evaluation."""
 
     def __init__(self) -> None:
         self.evaluations: list[dict[str, float]] = []
@@ -47,15 +48,6 @@ class RewardByRole:
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         if split == "eval":
             self.evaluations.append(rewards_by_role(episodes))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Do nothing: the configured trackers show the metrics."""
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def rewards_by_role(episodes: Sequence[Episode]) -> dict[str, float]:
