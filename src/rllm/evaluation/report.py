@@ -33,7 +33,7 @@ class Estimate:
 def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
     """Return the unbiased estimate that at least one of k rollouts is correct (Chen et al. 2021, arXiv:2107.03374).
 
-    It is `1 - C(n - c, k) / C(n, k)`: the share of all choices of k among n rollouts that hold a correct one.
+    It is `1 - C(n - c, k) / C(n, k)`: the fraction of the subsets of k rollouts, out of n, with a correct one.
     """
     if not 0 <= num_correct <= num_rollouts:
         raise ConfigError(f"num_correct={num_correct}: of {num_rollouts} rollouts 0 to {num_rollouts} are correct")
@@ -177,7 +177,7 @@ class SourceReport:
     num_failed: int
     num_unscored: int
     accuracy: Estimate | None
-    """Mean over tasks of the share of correct rollouts; `None` if nothing was scored, since all failed for example."""
+    """Mean over tasks of the fraction of correct rollouts; `None` if no rollout was scored."""
     mean_reward: float | None
     """Mean over scored rollouts; the reward of a rollout is the mean over its roles."""
 

@@ -86,7 +86,7 @@ PANELS = (
         "Accuracy",
         "",
         {"rollout/accuracy": "training", "eval/accuracy": "held out"},
-        "share of correct rollouts; failed ones count as wrong",
+        "fraction of correct rollouts; failed ones count as wrong",
     ),
     Panel("Loss", "", {"policy/loss": "policy", "policy/nll": "demonstrations", "eval/loss": "held out"}),
     Panel("Entropy", "nats", {"policy/entropy": "policy"}, "of the distributions that tokens are sampled from"),
@@ -101,14 +101,14 @@ PANELS = (
     ),
     Panel("Answer length", "tokens", {"rollout/response_tokens": "mean"}),
     Panel("Calls per rollout", "", {"rollout/calls_per_episode": "calls"}),
-    Panel("Drift", "share", {"tokens/drift": "prompts that fork", "rollout/truncated": "cut off"}),
+    Panel("Drift", "fraction", {"tokens/drift": "prompts that fork", "rollout/truncated": "cut off"}),
     Panel(
         "Sampler and trainer",
         "nats",
-        {"policy/sampler_gap_mean": "mean difference", "policy/sampler_gap_max": "greatest"},
-        "how much their log-probabilities of the same tokens differ",
+        {"policy/sampler_gap_mean": "mean difference", "policy/sampler_gap_max": "maximum"},
+        "difference of their log-probabilities of the same tokens",
     ),
-    Panel("Nothing to learn", "share", {"batch/zero_variance": "groups with equal rewards"}),
+    Panel("Nothing to learn", "fraction", {"batch/zero_variance": "groups with equal rewards"}),
     Panel("Gradient", "norm", {"policy/grad_norm": "policy", "critic/grad_norm": "critic"}),
     Panel("Time", "s", {"timing/step_s": "step", "timing/rollout_s": "rollouts", "timing/update_s": "update"}),
 )
@@ -243,7 +243,7 @@ def _is_within(step: int, first: int | None, last: int | None) -> bool:
 
 
 def _thinned(values: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
-    """Return at most `_MAX_ON_A_LINE` values: the least and the greatest of each stretch, so that peaks remain."""
+    """Return at most `_MAX_ON_A_LINE` values: the smallest and the largest of each stretch, so that peaks remain."""
     if len(values) <= _MAX_ON_A_LINE:
         return values
     size = math.ceil(len(values) / (_MAX_ON_A_LINE // 2))
