@@ -1,6 +1,6 @@
 """Qwen Code on a small task with files: `python agent.py chat` (or one of `WAYS`), in an empty folder that is its home.
 
-It takes OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key beside it, from the environment; nothing here depends on rllm.
+It takes OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the matching key, from the environment; nothing here depends on rllm.
 """
 
 import json
