@@ -22,7 +22,8 @@ def qwen(login: str, *options: str) -> str:
     Path(".qwen/settings.json").write_text(json.dumps(SETTINGS))
     command = ["qwen", "--auth-type", login, "--model", MODEL, "--approval-mode", "yolo", *options, "--prompt", TASK]
     done = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert len(Path("bill.txt").read_text().splitlines()) == 2
+    bill = Path("bill.txt").read_text().splitlines()
+    assert len(bill) == 2, (bill, done.stdout)
     return done.stdout
 
 
