@@ -23,7 +23,16 @@ from typing import Any
 
 from rllm.errors import ConfigError, PluginError, RLLMError, needed_to_train
 
-__all__ = ["closest", "did_you_mean", "field_docs", "load_function", "load_object", "own_frames", "resolve"]
+__all__ = [
+    "closest",
+    "did_you_mean",
+    "field_docs",
+    "load_function",
+    "load_object",
+    "own_frames",
+    "resolve",
+    "suggestion",
+]
 
 _LIBRARIES = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
 """Folders of code that is not the user's: this package, the standard library, and installed packages."""
@@ -38,9 +47,8 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
     """
     path = known.get(name, name)
     if ":" not in path:
-        meant = did_you_mean(name, known)
-        hint = f"{meant} " if meant else ""
-        raise ConfigError(f"{kind}={name!r} is not known: {hint}use one of {sorted(known)} or 'package.module:Name'")
+        hint = did_you_mean(name, known) or f"use one of {', '.join(sorted(known))}, or 'package.module:Name'"
+        raise ConfigError(f"{kind}={name!r} is not known: {hint}")
     return load_object(path, kind=kind)
 
 
@@ -48,6 +56,11 @@ def did_you_mean(name: str, known: Collection[str], section: str = "") -> str | 
     """Return a question that names the closest known name, with its section; `None` if none is close."""
     meant = closest(name, known)
     return None if meant is None else f"did you mean {'.'.join(filter(None, (section, meant)))!r}?"
+
+
+def suggestion(name: str, known: Collection[str], section: str = "") -> str:
+    """Return a question that names the closest known name, or else a list of the known ones."""
+    return did_you_mean(name, known, section) or f"use one of {', '.join(known)}"
 
 
 def closest(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str | None:

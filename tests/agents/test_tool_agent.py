@@ -46,7 +46,7 @@ async def test_failed_tool_call_is_reported_to_the_model(play):
     trajectory = await play(ToolAgent(tools=[add]), env, [written("add", a="two", b=3), written("sub"), "10"])
     errors = [message["content"] for message in trajectory.steps[-1].chat_completions if message["role"] == "tool"]
     assert errors[0].startswith("Error: tool 'add' was called wrongly: argument 'a'")
-    assert errors[1] == "Error: there is no tool 'sub'; use one of ['add']"
+    assert errors[1] == "Error: there is no tool 'sub'; use one of add"
     assert trajectory.final_reward() == 1.0
 
 

@@ -33,7 +33,10 @@ from .values import batch_of, gradient, group_of
         ({"dual_clip": 1.1}, r"algorithm\.dual_clip=1\.1: use a number above 1 \+ clip_high"),
         ({"gamma": 0.0}, r"algorithm\.gamma=0\.0"),
         ({"gamma": 1.5}, r"algorithm\.gamma=1\.5"),
-        ({"gamma": 0.9}, r"algorithm\.gamma=0\.9: it has no effect without level=step or step_coef; set that, too"),
+        (
+            {"gamma": 0.9},
+            r"algorithm\.gamma=0\.9: it has no effect without algorithm\.level=step or algorithm\.step_coef; set",
+        ),
         ({"kl_coef": -1.0}, r"algorithm\.kl_coef=-1\.0"),
         ({"kl_coef": math.inf}, r"algorithm\.kl_coef=inf"),
         ({"entropy_coef": math.nan}, r"algorithm\.entropy_coef=nan: use 0 \(off\) or a number"),
@@ -43,15 +46,18 @@ from .values import batch_of, gradient, group_of
         ({"correction": "mask", "correction_cap": 0.5}, r"algorithm\.correction_cap=0\.5: use at least 1"),
         (
             {"correction_cap": 3.0},
-            r"algorithm\.correction_cap=3\.0: it has no effect without correction; set that, too",
+            r"algorithm\.correction_cap=3\.0: it has no effect without algorithm\.correction; set that, too",
         ),
         ({"correction": "mask", "correction_floor": 1.5}, r"correction_floor=1\.5: use a number from 0 to 1"),
         ({"correction_floor": 0.5}, r"correction_floor=0\.5: it has no effect without correction"),
-        ({"correction_level": "sequence"}, r"correction_level='sequence': it has no effect without correction"),
+        (
+            {"correction_level": "sequence"},
+            r"correction_level='sequence': it has no effect without algorithm\.correction",
+        ),
         ({"kl_estimator": "k1"}, r"kl_estimator='k1': it has no effect without kl_coef"),
-        ({"aggregation": "fixed-length"}, r"algorithm\.fixed_length=None: .*use rollout\.max_tokens"),
+        ({"aggregation": "fixed-length"}, r"algorithm\.fixed_length=None: .*use the value of rollout\.max_tokens"),
         ({"aggregation": "fixed-length", "fixed_length": 0}, r"algorithm\.fixed_length=0"),
-        ({"fixed_length": 8}, r"algorithm\.fixed_length=8: only aggregation=fixed-length uses it"),
+        ({"fixed_length": 8}, r"algorithm\.fixed_length=8: only algorithm\.aggregation=fixed-length uses it"),
     ],
 )
 def test_invalid_settings_are_rejected(fields: dict[str, Any], message: str) -> None:

@@ -50,9 +50,9 @@ def test_buffer_may_equal_the_maximum_length() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"clip_low": 0.3}, r"algorithm\.clip_high=0\.28: use at least clip_low"),
-        ({"overlong_length": 100}, r"algorithm\.overlong_buffer=None: set it together with overlong_length"),
-        ({"overlong_buffer": 20}, r"algorithm\.overlong_buffer=20: set it together with overlong_length"),
+        ({"clip_low": 0.3}, r"algorithm\.clip_high=0\.28: use at least algorithm\.clip_low"),
+        ({"overlong_length": 100}, r"algorithm\.overlong_buffer=None: set it together with algorithm\.overlong_length"),
+        ({"overlong_buffer": 20}, r"algorithm\.overlong_buffer=20: set it together with algorithm\.overlong_length"),
         ({"overlong_length": 100, "overlong_buffer": 101}, r"algorithm\.overlong_buffer=101: .*overlong_length=100"),
         ({"overlong_length": 100, "overlong_buffer": 0}, r"algorithm\.overlong_buffer=0"),
     ],

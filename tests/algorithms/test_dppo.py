@@ -69,7 +69,7 @@ def test_ratio_to_the_sampler_needs_no_staleness_correction() -> None:
     assert algorithm_of(config).correction == "none"
     with pytest.raises(ConfigError, match=r"algorithm\.correction='truncate': the ratio to the sampler is part of"):
         DPPO(correction="truncate")
-    with pytest.raises(ConfigError, match=r"algorithm\.dual_clip=3\.0: dppo bounds ratios by ratio_cap"):
+    with pytest.raises(ConfigError, match=r"algorithm\.dual_clip=3\.0: dppo bounds ratios by algorithm\.ratio_cap"):
         DPPO(dual_clip=3.0)
     with pytest.raises(ConfigError, match=r"algorithm\.ratio_cap=0\.5: use at least 1"):
         DPPO(ratio_cap=0.5)

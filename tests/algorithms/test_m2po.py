@@ -56,7 +56,7 @@ def test_the_loss_is_the_plain_ratio_to_the_sampler(tokens: list[tuple[float, fl
 def test_settings() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.threshold=0\.0: use a number above 0"):
         M2PO(threshold=0.0)
-    with pytest.raises(ConfigError, match=r"algorithm\.clip_high=0\.1: m2po masks by threshold"):
+    with pytest.raises(ConfigError, match=r"algorithm\.clip_high=0\.1: m2po masks by algorithm\.threshold"):
         M2PO(clip_high=0.1)
     with pytest.raises(ConfigError, match=r"algorithm\.correction='mask'"):
         M2PO(correction="mask")

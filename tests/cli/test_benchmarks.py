@@ -89,7 +89,7 @@ def test_reward_of_the_user_replaces_the_scorer(work, server, monkeypatch, capsy
     [
         (["eval", "gsm8", "--model", "any"], "did you mean 'gsm8k'?"),
         (["train", "countdwn", "--model", "any"], "did you mean 'countdown'?"),
-        (["train", "math500", "--model", "any"], "benchmark 'math500' has test"),
+        (["train", "math500", "--model", "any"], "--split train: dataset 'math500' has the splits test"),
         (["eval", "gsm8k", "--data", "tasks.jsonl", "--model", "any"], "row 0 of tasks.jsonl: there is no '####'"),
         (["eval", "gsm8k", "--data", "tasks.jsonl", "--split", "test", "--model", "any"], "is a file, which has no"),
     ],

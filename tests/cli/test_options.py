@@ -60,11 +60,11 @@ def test_help_truncates_no_name_on_a_narrow_terminal(work, monkeypatch, columns,
     assert "…" not in here(*command, "--help", cwd=work).stdout
 
 
-@pytest.mark.parametrize(("named", "expected"), [("--split", "--data is missing"), ("--val-split", "--val is missing")])
-def test_split_without_its_data_is_rejected(work, fails, named, expected):
+@pytest.mark.parametrize(("named", "missing"), [("--split", "--data"), ("--val-split", "--val")])
+def test_split_without_its_data_is_rejected(work, fails, named, missing):
     (work / "my_reward.py").write_text("def reward(task, answer):\n    return 1.0\n")
     code, errors = fails("rescore", "run", "--reward", "my_reward.py:reward", named, "test")
-    assert (code, errors) == (2, f"rllm: {expected}: its split 'test' is given\n")
+    assert (code, errors) == (2, f"rllm: {missing} is missing: {named} test has no effect without it\n")
 
 
 def test_address_error_names_the_given_option(work, fails):

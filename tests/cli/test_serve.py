@@ -102,4 +102,4 @@ def test_vllm_rejects_an_adapter_without_its_model(work, fails):
     (work / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "model"}')
     code, errors = fails("serve", "./adapter", "--port", "0", "model.engine=vllm")
     assert code == 2
-    assert "rllm export RUN --model DIR merges it" in errors
+    assert "merge it into its model with `rllm export RUN --model FOLDER`" in errors

@@ -64,7 +64,7 @@ def test_unreadable_data_is_reported_before_importing_torch(work):
         (["none.jsonl"], "'none.jsonl' cannot be read"),
         (["tasks.jsonl"], "rllm: DATA: row 0: messages=None"),
         (["chats.jsonl", "--val", "tasks.jsonl"], "rllm: --val: row 0: messages=None"),
-        (["chats.jsonl", "keep_best=eval/loss"], "keeps the highest"),
+        (["chats.jsonl", "keep_best=eval/loss"], "keeps the checkpoint with the highest value"),
         (["chats.jsonl", "keep_best=-eval/loss"], "give held-out tasks (--val)"),
         (["chats.jsonl", "rollout.group_size=4"], "rollout.group_size=4"),
         (["chats.jsonl", "sft.train_onn=last"], "sft.train_onn is not a setting; did you mean 'sft.train_on'?"),

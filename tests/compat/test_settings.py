@@ -246,7 +246,7 @@ def test_rejection_sampling_fills_the_batch_in_rounds() -> None:
     ("override", "expected"),
     [
         ("actor_rollout_ref.rollout.top_p=0.9", "=0.9: training samples from the whole distribution: use 1"),
-        ("algorithm.adv_estimator=magic", "='magic': use one of ["),
+        ("algorithm.adv_estimator=magic", "='magic': use one of "),
         ("algorithm.use_kl_in_reward=true", "=True: the coefficient is missing: set algorithm.kl_ctrl.kl_coef, too"),
         (
             "actor_rollout_ref.actor.use_kl_loss=true",
@@ -299,8 +299,8 @@ def test_unsupported_keys_are_rejected(override: str, expected: str) -> None:
         (["data.train_batch_size=0"], "data.train_batch_size, here tasks_per_step=0: input should be greater than 0"),
         (["data.train_batch_size=true"], "data.train_batch_size, here tasks_per_step=True: booleans are not accepted"),
         (["actor_rollout_ref.rollout.m=4"], "m is not a setting; did you mean 'actor_rollout_ref.rollout.n'?"),
-        (["rllm.sdk.zzz=4"], "rllm.sdk.zzz is not a setting; known here: rllm.sdk.proxy.host"),
-        (["trainer=4"], "trainer is not a setting; known here: actor_rollout_ref, data, fireworks, ray_init, rllm, "),
+        (["rllm.sdk.zzz=4"], "rllm.sdk.zzz is not a setting; use one of rllm.sdk.proxy.host"),
+        (["trainer=4"], "trainer is not a setting; use one of actor_rollout_ref, data, fireworks, ray_init, rllm, "),
     ],
 )
 def test_errors_name_the_published_key(overrides: list[str], message: str) -> None:

@@ -225,7 +225,7 @@ def test_row_in_another_format_is_rejected(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(benchmarks.BENCHMARKS, "math500", chosen)
     with pytest.raises(ConfigError, match="has no field 'problem', only question, answer"):
         benchmarks.read_benchmark("math500")
-    with pytest.raises(ConfigError, match="benchmark 'math500' has test"):
+    with pytest.raises(ConfigError, match="split='train': dataset 'math500' has the splits test"):
         benchmarks.read_benchmark("math500", "train")
 
 

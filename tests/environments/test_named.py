@@ -40,8 +40,14 @@ def test_labels_are_the_legal_actions() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("gymnasum:CartPole-v1", "unknown scheme 'gymnasum', of SCHEME:NAME?key=value&...: did you mean 'gymnasium'?"),
-        ("CartPole-v1", "unknown scheme 'CartPole-v1', of SCHEME:NAME?key=value&...: use one of file, gymnasium,"),
+        (
+            "gymnasum:CartPole-v1",
+            "unknown scheme 'gymnasum' (environments are SCHEME:NAME?key=value&...): did you mean 'gymnasium'?",
+        ),
+        (
+            "CartPole-v1",
+            "unknown scheme 'CartPole-v1' (environments are SCHEME:NAME?key=value&...): use one of file, gymnasium,",
+        ),
         ("gymnasium:", "the name is missing"),
         ("gymnasium:CartPole-v1?size", "'size' is not key=value"),
         ("gymnasium:CartPole-v1?size=0", "size=0: use a whole number of at least 1"),

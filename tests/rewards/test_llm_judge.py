@@ -256,7 +256,7 @@ def test_rubric_is_a_yaml_file(tmp_path: Path) -> None:
         ({"criteria": [{"name": "a"}]}, r"criteria\.0\.description is missing"),
         ({"criteria": [{**CRITERIA[0], "weight": -1}]}, r"criteria\.0\.weight=-1"),
         ({"criteria": CRITERIA * 2}, "the same name"),
-        ({"scales": [0, 1]}, "scales: unknown; did you mean 'scale'"),
+        ({"scales": [0, 1]}, "scales is not a key of a rubric; did you mean 'scale'"),
         ({"scale": [5, 1]}, "must rise"),
         ({"ranks": True}, "ranks: it needs relative"),
         ({"seed": 1}, "seed: it needs relative"),

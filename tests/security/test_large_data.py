@@ -59,7 +59,7 @@ def trace(name: str, session: str) -> Trace:
 def test_stream_is_decompressed_up_to_its_limit() -> None:
     with at_most(4), pytest.raises(TooLargeError):
         unpack_zlib(bomb(64), limit=MEGABYTE)
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="truncated"):
         unpack_zlib(zlib.compress(b"x" * 100)[:-6])
     assert unpack_zlib(zlib.compress(b"x" * 100), limit=100) == b"x" * 100
 

@@ -127,7 +127,10 @@ async def test_server_over_http(http_server: str) -> None:
             {"command": sys.executable, "args": ["-c", "raise SystemExit('no licence')"], "name": "dear"},
             "'dear' cannot be started: .*try its command by hand: .*python.* -c .*; its standard error ends: no licence",
         ),
-        ({"url": "http://127.0.0.1:1/mcp"}, "cannot be reached: ConnectError.*is it running at http://127.0.0.1:1/mcp"),
+        (
+            {"url": "http://127.0.0.1:1/mcp"},
+            "cannot be reached: ConnectError.*check that it is running at http://127.0.0.1:1/mcp",
+        ),
         ({"comand": "x"}, r"unknown keys \['comand'\]"),
         ({}, "either `command` or `url`"),
     ],

@@ -34,7 +34,7 @@ async def test_unknown_name_error_lists_the_known_ones() -> None:
     tools = MultiTool(tools=["calculator", shout])
 
     for output in (tools("sing"), await tools.call(ToolCall("sing"))):
-        assert output.to_string() == "Error: there is no tool 'sing'; use one of ['calculator', 'shout']"
+        assert output.to_string() == "Error: there is no tool 'sing'; use one of calculator, shout"
 
 
 def test_invalid_sets_of_tools_are_rejected() -> None:

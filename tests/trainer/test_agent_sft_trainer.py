@@ -242,7 +242,10 @@ def test_roles_have_weights_and_can_be_frozen(policy: Path, tmp_path: Path) -> N
         ({"critic": {"lr": 0.1}}, r"critic\.lr=0\.1 would have no effect"),
         ({"algorithm": {"name": "grpo", "clip_low": 0.1}}, r"algorithm\.name=grpo learns from rollouts"),
         ({"algorithm": {"correction": "mask"}}, r"algorithm\.correction='mask'"),
-        ({"keep_best": "eval/loss"}, r"keep_best='eval/loss' keeps the highest value, which is worst: use -eval/loss"),
+        (
+            {"keep_best": "eval/loss"},
+            r"keep_best='eval/loss' keeps the checkpoint with the highest value.*: use keep_best=-eval/loss",
+        ),
         ({"model": {}}, r"model\.path is not set"),
         ({"sft": {"reward_threshold": 0.5}}, r"sft\.reward_threshold needs rewards"),
         ({"sft": {"train_on": "some"}}, r"sft\.train_on='some'"),

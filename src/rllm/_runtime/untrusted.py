@@ -57,7 +57,7 @@ def unpack_zlib(data: bytes, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
     if len(unpacked) > limit:
         raise TooLargeError(f"{len(data):,} bytes unpack to more than {limit:,}")
     if not decompressor.eof:
-        raise ValueError("the compressed data is cut short")
+        raise ValueError("the compressed data is truncated")
     return unpacked
 
 

@@ -112,12 +112,14 @@ class Algorithm:
         self._require(
             "dual_clip",
             self.dual_clip is None or self.dual_clip > 1 + self.clip_high,
-            "use a number above 1 + clip_high, such as 3",
+            "use a number above 1 + algorithm.clip_high, such as 3",
         )
         self._require("gamma", 0 < self.gamma <= 1, "use a number above 0, up to 1")
         self._require("kl_coef", 0 <= self.kl_coef < math.inf, "use 0 (off) or a number above it")
         self._require(
-            "kl_in", self.kl_in == "loss" or self.kl_coef > 0, "nothing is subtracted at kl_coef=0; set kl_coef above 0"
+            "kl_in",
+            self.kl_in == "loss" or self.kl_coef > 0,
+            "nothing is subtracted with algorithm.kl_coef=0; set that above 0",
         )
         self._require("entropy_coef", math.isfinite(self.entropy_coef), "use 0 (off) or a number such as 0.01")
         self._require("teacher_coef", 0 <= self.teacher_coef < math.inf, "use 0 (off) or a number above it")
@@ -131,17 +133,17 @@ class Algorithm:
         self._require(
             "level",
             self.level == "trajectory" or not self.credits_tokens,
-            "this algorithm credits single tokens; use level=trajectory",
+            "this algorithm credits single tokens; use trajectory",
         )
         self._require("step_coef", 0 <= self.step_coef < math.inf, "use 0 (off) or a number above it, such as 1")
         self._require(
             "step_coef",
             not self.step_coef or (self.min_group_size > 1 and self.level == "trajectory" and not self.credits_tokens),
-            "it adds to the comparison of the trajectories of a group; use gigpo, or another algorithm that makes it "
-            "with level=trajectory",
+            "it adds to a comparison of whole trajectories; use algorithm.level=trajectory and an algorithm that "
+            "compares rollouts, such as gigpo",
         )
         credits_steps = self.level == "step" or self.step_coef > 0 or self.credits_tokens
-        self._refuse_details("level=step or step_coef", credits_steps, "gamma")
+        self._refuse_details("level=step or algorithm.step_coef", credits_steps, "gamma")
         self._refuse_details("kl_coef", self.needs_reference, "kl_estimator")
         of_correction = "correction_level", "correction_cap", "correction_floor"
         self._refuse_details("correction", self.correction != "none", *of_correction)
@@ -149,15 +151,19 @@ class Algorithm:
             self._refuse("the ratio to the sampler is part of this algorithm; leave it out", "correction")
         if self.aggregation == "fixed-length":
             given = self.fixed_length is not None and self.fixed_length > 0
-            self._require("fixed_length", given, "aggregation=fixed-length divides by it; use rollout.max_tokens")
+            self._require(
+                "fixed_length",
+                given,
+                "algorithm.aggregation=fixed-length divides by it; use the value of rollout.max_tokens",
+            )
         else:
             unset = self.fixed_length is None
-            self._require("fixed_length", unset, "only aggregation=fixed-length uses it; leave it out")
+            self._require("fixed_length", unset, "only algorithm.aggregation=fixed-length uses it; leave it out")
 
     def _refuse_details(self, switch: str, is_on: bool, *details: str) -> None:
         """Refuse settings of a feature that is off, since setting them suggests that it is meant to be on."""
         if not is_on:
-            self._refuse(f"it has no effect without {switch}; set that, too", *details)
+            self._refuse(f"it has no effect without algorithm.{switch}; set that, too", *details)
 
     def _refuse(self, remedy: str, *names: str) -> None:
         """Refuse settings that differ from the default of this algorithm."""

@@ -36,7 +36,7 @@ class DPPO(GRPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse("dppo bounds ratios by ratio_cap; leave it out", "dual_clip")
+        self._refuse("dppo bounds ratios by algorithm.ratio_cap; leave it out", "dual_clip")
         self._require("ratio_cap", self.ratio_cap >= 1, "use at least 1, such as 20")
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:

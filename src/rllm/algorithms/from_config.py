@@ -11,7 +11,7 @@ from rllm.algorithms import ALGORITHMS
 from rllm.algorithms.base import Algorithm
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.errors import ConfigError
-from rllm.registry import did_you_mean, resolve
+from rllm.registry import resolve, suggestion
 from rllm.types import JSONMapping, JSONObject
 
 DEFAULT = "grpo"
@@ -74,7 +74,7 @@ def _typed(kind: type[Algorithm], settings: JSONMapping, name: str) -> JSONObjec
     typed = {}
     for key, value in settings.items():
         if key not in known:
-            hint = did_you_mean(key, ["name", *known], "algorithm") or f"known here: {', '.join(known)}"
+            hint = suggestion(key, ["name", *known], "algorithm")
             raise ConfigError(f"algorithm.{key} is not a setting of {name}; {hint}")
         if isinstance(value, bool) and types[key] is not bool:
             raise ConfigError(f"algorithm.{key}={value!r}: booleans are not accepted here")

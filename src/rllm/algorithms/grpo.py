@@ -59,17 +59,17 @@ class DAPO(GRPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("clip_high", self.clip_high >= self.clip_low, "use at least clip_low; dapo clips less above")
+        self._require("clip_high", self.clip_high >= self.clip_low, "use at least algorithm.clip_low")
         self._require(
             "overlong_buffer",
             (self.overlong_buffer is None) is (self.overlong_length is None),
-            "set it together with overlong_length, or neither",
+            "set it together with algorithm.overlong_length, or leave out both",
         )
         if self.overlong_length is not None and self.overlong_buffer is not None:
             self._require(
                 "overlong_buffer",
                 0 < self.overlong_buffer <= self.overlong_length,
-                f"use a number of tokens from 1 to overlong_length={self.overlong_length}",
+                f"use a number of tokens from 1 to algorithm.overlong_length={self.overlong_length}",
             )
 
     def credit(self, group: TrajectoryGroup) -> list[float]:
@@ -120,7 +120,9 @@ class CISPO(GRPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("dual_clip", self.dual_clip is None, "cispo bounds all weights by clip_high; leave it out")
+        self._require(
+            "dual_clip", self.dual_clip is None, "cispo bounds all weights by algorithm.clip_high; leave it out"
+        )
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
         ratio = probability_ratio(logprobs, old_logprobs).detach()

@@ -31,7 +31,7 @@ class M2PO(GRPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse("m2po masks by threshold; leave it out", "clip_low", "clip_high", "dual_clip")
+        self._refuse("m2po masks by algorithm.threshold; leave it out", "clip_low", "clip_high", "dual_clip")
         self._require("threshold", self.threshold > 0, "use a number above 0, such as 0.04")
 
     def masked(self, batch: Batch, logprobs: Tensor) -> tuple[Batch, Sums]:

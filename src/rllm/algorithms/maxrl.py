@@ -20,7 +20,7 @@ class MaxRL(ComparedRollouts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse("rewards may not be negative for maxrl; use kl_in=loss", "kl_in")
+        self._refuse("it can make rewards negative, by whose mean maxrl divides; use loss", "kl_in")
 
     def credit(self, group: TrajectoryGroup) -> list[float]:
         rewards = group.rewards

@@ -28,7 +28,7 @@ class RAE(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("decay", 0 <= self.decay < 1, "use a number from 0 to below 1, such as 0.95")
-        self._require("level", self.level == "trajectory", "the baseline is one of whole games; use level=trajectory")
+        self._require("level", self.level == "trajectory", "the baseline is a mean over whole games; use trajectory")
 
     @cached_property
     def baselines(self) -> dict[str, float]:

@@ -93,7 +93,9 @@ class ReMax(ComparedRollouts):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(
-            "level", self.level == "trajectory", "a greedy rollout has other steps; use trajectory, or grpo for steps"
+            "level",
+            self.level == "trajectory",
+            "a greedy rollout has other steps; use trajectory, or algorithm.name=grpo",
         )
 
     def baseline(self, group: TrajectoryGroup) -> float:

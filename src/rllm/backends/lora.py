@@ -23,7 +23,14 @@ from torch.nn import Module
 
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.errors import ConfigError, MissingDependencyError, first_line
-from rllm.inference.local.loading import ADAPTER_WEIGHTS_FILE, is_adapter, load_outline, take_weights, text_parts
+from rllm.inference.local.loading import (
+    ADAPTER_WEIGHTS_FILE,
+    MERGE_IT,
+    is_adapter,
+    load_outline,
+    take_weights,
+    text_parts,
+)
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -54,9 +61,8 @@ class LoraSettings:
         model = config.model
         if model.lora_rank and is_adapter(model.path):
             raise ConfigError(
-                f"model.lora_rank={model.lora_rank}: model.path={model.path!r} is a LoRA adapter itself, and a new "
-                "one names the model below both, so the first would be lost on loading: merge it with `rllm export "
-                "RUN --model FOLDER`, or peft's merge_and_unload(), and use that folder"
+                f"model.lora_rank={model.lora_rank}: model.path={model.path!r} is a LoRA adapter already, which "
+                f"checkpoints of a second one would not include: {MERGE_IT}"
             )
         if model.lora_rank:
             return cls(rank=model.lora_rank, alpha=model.lora_alpha, targets=model.lora_targets)

@@ -17,6 +17,7 @@ from rllm.backends.sampler import ServerSampler
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import (
+    MERGE_IT,
     LoadedModel,
     choose_device,
     choose_dtype,
@@ -71,16 +72,14 @@ def check_serving(config: TrainConfig) -> None:
         raise ConfigError(
             f"rollout.max_staleness={config.rollout.max_staleness}: the server and the trainer share a GPU and take "
             "turns, so rollouts cannot continue during updates: give the server its own GPUs (vllm.devices=1), or "
-            "use max_staleness=0"
+            "use rollout.max_staleness=0"
         )
 
 
 def refuse_adapter(path: str) -> None:
     """Check that a folder holds no adapter, which a server would ignore; raise `ConfigError` if it does."""
     if is_adapter(path):
-        raise ConfigError(
-            f"model={path!r} is an adapter, which vLLM does not serve alone: rllm export RUN --model DIR merges it"
-        )
+        raise ConfigError(f"model.path={path!r} is a LoRA adapter, which vLLM does not serve alone: {MERGE_IT}")
 
 
 @dataclass(frozen=True, kw_only=True)

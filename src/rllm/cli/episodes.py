@@ -274,7 +274,7 @@ def rescore(
     split: Split = None,
     val_split: ValSplit = None,
     top: Annotated[int, typer.Option(help="Number of largest changes to show.", min=0)] = 10,
-    max_concurrent: Annotated[int, typer.Option(help="Rewards computed at a time.", min=1)] = 8,
+    max_concurrent: Annotated[int, typer.Option(help="Number of rewards computed at the same time.", min=1)] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Compute new rewards for the stored episodes of a run or an evaluation, and show the changes.
@@ -324,11 +324,11 @@ def rescore(
 
 def _tasks(split: str, source: str | None, part: str | None, option: str) -> dict[tuple[str, str], Task]:
     """Return the tasks of a run by split and task id."""
-    from rllm.cli.inputs import read_tasks
+    from rllm.cli.inputs import read_tasks, split_option
 
     if source is None:
         if part is not None:
-            raise ConfigError(f"{option} is missing: its split {part!r} is given")
+            raise ConfigError(f"{option} is missing: {split_option(option)} {part} has no effect without it")
         return {}
     rows = read_tasks(source, part, option=option)
     return {(split, rows.task_id(number)): task for number, task in enumerate(rows)}

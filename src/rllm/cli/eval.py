@@ -84,7 +84,7 @@ def evaluate(
     temperature: Annotated[
         float | None, optional("Temperature of every model call; by default the agent decides.")
     ] = None,
-    max_concurrent: Annotated[int, typer.Option(help="Rollouts that run at a time.", min=1)] = 64,
+    max_concurrent: Annotated[int, typer.Option(help="Number of rollouts that run at the same time.", min=1)] = 64,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a rollout counts as failed.", callback=above_zero)
     ] = 600.0,

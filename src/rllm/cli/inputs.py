@@ -167,10 +167,11 @@ def tasks_for(
 
 def _refuse_split_of_file(source: str, split: str | None, option: str) -> None:
     if split is not None and Path(source).expanduser().is_file():
-        raise ConfigError(f"{_split_option(option)} {split}: {source!r} is a file, which has no splits")
+        raise ConfigError(f"{split_option(option)} {split}: {source!r} is a file, which has no splits")
 
 
-def _split_option(option: str) -> str:
+def split_option(option: str) -> str:
+    """Return the option that names the split of the data given by an option."""
     return "--val-split" if option == "--val" else "--split"
 
 
@@ -193,8 +194,10 @@ def read_tasks(source: str, split: str | None, *, option: str, benchmark_split: 
     if source in BENCHMARKS:
         split = split or benchmark_split
     if not splits and source in BENCHMARKS and split is not None:
-        with concerning(option):
-            return Dataset.of_tasks(read_benchmark(source, split), name=source, split=split)
+        splits = sorted(BENCHMARKS[source].splits)
+        if split in splits:
+            with concerning(option):
+                return Dataset.of_tasks(read_benchmark(source, split), name=source, split=split)
     if not splits:
         made_by = f"; `python -m rllm.data.prepare {source}` registers it" if source in PREPARED else ""
         names = ", ".join(DatasetRegistry.get_dataset_names()) or "none"
@@ -203,7 +206,7 @@ def read_tasks(source: str, split: str | None, *, option: str, benchmark_split: 
     data = DatasetRegistry.load_dataset(source, chosen) if chosen in splits else None
     if data is None:
         raise ConfigError(
-            f"{_split_option(option)} {split or 'is missing'}: dataset {source!r} has the splits {', '.join(splits)}"
+            f"{split_option(option)} {split or 'is missing'}: dataset {source!r} has the splits {', '.join(splits)}"
         )
     return data
 

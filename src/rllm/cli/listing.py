@@ -14,7 +14,7 @@ import typer
 from rllm.cli import terminal
 from rllm.cli.options import OnlyJson
 from rllm.errors import ConfigError
-from rllm.registry import did_you_mean
+from rllm.registry import suggestion
 from rllm.sandbox.base import backend_names, open_backend
 from rllm.types import JSONObject
 
@@ -32,8 +32,7 @@ def list_names(
     if kind is None:
         raise ConfigError(f"rllm list: name one of {', '.join(_KINDS)}")
     if kind not in _KINDS:
-        hint = did_you_mean(kind, _KINDS) or f"use one of {', '.join(_KINDS)}"
-        raise ConfigError(f"rllm list {kind}: there is no such list; {hint}")
+        raise ConfigError(f"rllm list {kind}: there is no such list; {suggestion(kind, _KINDS)}")
     if scheme is not None and kind != "envs":
         raise ConfigError(f"rllm list {kind} {scheme}: only envs have further names; leave {scheme} out")
     from rllm.environments.named import names_of

@@ -179,7 +179,7 @@ def _remote_session(url: str, api_key: str | None, name: str, metadata: Mapping[
             time.sleep(LATE_TRACE_S)
 
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--gateway {url}: use a gateway's URL, like http://127.0.0.1:8080")
+        raise ConfigError(f"--gateway {url}: use the address of a gateway, such as http://127.0.0.1:8080")
     gateway = RemoteGateway(url=url.rstrip("/").removesuffix("/v1"), api_key=api_key)
     base_url, key = gateway.open_session_with_key(name, metadata=metadata)
     yield OpenSession(name=name, base_url=base_url, key=key, store=gateway, settle=settle)

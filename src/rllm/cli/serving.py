@@ -132,7 +132,9 @@ def serve(
     gateway: Annotated[GatewayConfig, "host", "port", "api_key"],
     checkpoint: CheckpointOfRun = None,
     store: Store = DEFAULT_STORE,
-    max_concurrent: Annotated[int, typer.Option(help="Answers sampled at a time; more wait.", min=1)] = 64,
+    max_concurrent: Annotated[
+        int, typer.Option(help="Number of answers sampled at the same time; further calls wait.", min=1)
+    ] = 64,
 ) -> None:
     """Serve a model over all routes of the gateway, and store its calls: chat completions, responses, messages.
 

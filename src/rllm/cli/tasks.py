@@ -37,7 +37,7 @@ def check(
         ),
     ],
     sandbox: Annotated[str, typer.Option(help="Kind of sandboxes: local, podman, docker, ...")] = "local",
-    concurrent: Annotated[int, typer.Option(help="Tasks that are checked at a time.", min=1)] = 2,
+    concurrent: Annotated[int, typer.Option(help="Number of tasks checked at the same time.", min=1)] = 2,
     as_json: OnlyJson = False,
 ) -> None:
     """Check that each task's solution passes its verifier, and that doing nothing does not.

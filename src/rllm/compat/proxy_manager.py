@@ -154,7 +154,7 @@ class _Upstream:
         renamed = sorted((alias, target) for alias, target in names if alias != target)
         if renamed and len(names) > 1:
             raise ConfigError(
-                f"proxy config calls the model {renamed[0][1]!r} {renamed[0][0]!r}: beside other models, "
+                f"proxy config calls the model {renamed[0][1]!r} {renamed[0][0]!r}: with several models, "
                 "model_name must be the server's own name"
             )
         ((url, api_key),) = servers

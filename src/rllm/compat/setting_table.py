@@ -118,7 +118,7 @@ def estimator(value: object, given: Given) -> Any:
     """Return the name of an algorithm, or the import path of the user's own."""
     value = _ESTIMATORS.get(str(value), value)
     if str(value) not in ALGORITHMS and ":" not in str(value):
-        raise ValueError(f"use one of {sorted(ALGORITHMS)} or an algorithm of your own as 'package.module:Name'")
+        raise ValueError(f"use one of {', '.join(sorted(ALGORITHMS))}, or your own as 'package.module:Name'")
     return value
 
 

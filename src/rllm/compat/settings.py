@@ -122,7 +122,7 @@ def _hint(key: str) -> str:
     if (meant := closest(key, published, cutoff=0.8)) is not None:
         return f"did you mean {meant!r}?"
     known = [name for name in published if name.startswith(key.rpartition(".")[0] + ".")]
-    return f"known here: {', '.join(known or sorted(_groups()))}"
+    return f"use one of {', '.join(known or sorted(_groups()))}"
 
 
 def _translate(key: str, value: object, given: JSONMapping, result: Translation) -> None:

@@ -22,7 +22,7 @@ from rllm.compat.settings import Translation, our_key, translate, without_omegac
 from rllm.config.schema import TrainConfig
 from rllm.config.yaml_file import leaves, read_settings
 from rllm.errors import ConfigError
-from rllm.registry import did_you_mean
+from rllm.registry import did_you_mean, suggestion
 from rllm.types import JSONMapping, JSONObject
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def _hint(path: tuple[int | str, ...]) -> str:
     elsewhere = [f"{section}.{key}" for section in _known_keys(()) if key in _known_keys((section,))]
     if elsewhere:
         return f"did you mean {' or '.join(map(repr, elsewhere))}?"
-    return f"known here: {', '.join(known)}"
+    return suggestion(key, known)
 
 
 def _all_keys() -> list[str]:

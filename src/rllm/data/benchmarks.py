@@ -321,7 +321,7 @@ def read_benchmark(name: str, split: str = "test", *, limit: int = 0) -> list[Ta
     if limit < 0:
         raise ConfigError(f"{split}={limit}: use the largest number of rows to take, or 0 for all")
     if split not in benchmark.splits:
-        raise ConfigError(f"split={split!r}: benchmark {name!r} has {' and '.join(sorted(benchmark.splits))}")
+        raise ConfigError(f"split={split!r}: dataset {name!r} has the splits {', '.join(sorted(benchmark.splits))}")
     if (generate := benchmark.generate) is not None:
         tasks = distinct_tasks(lambda rng, _: generate(rng), sum(NUM_GENERATED.values()), seed=0)
         held_out = NUM_GENERATED["test"]

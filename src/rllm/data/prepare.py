@@ -59,7 +59,7 @@ def prepare_grid_world(
     if not 2 <= size <= 64:
         raise ConfigError(f"size={size}: use 2 to 64")
     if not 0 <= p <= 1:
-        raise ConfigError(f"p={p}: use a probability, 0 to 1")
+        raise ConfigError(f"p={p}: use a probability from 0 to 1")
     # On slippery ice one move in three goes where it was meant to.
     max_steps = (12 if is_slippery else 4) * size
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError, shown
-from rllm.registry import did_you_mean
+from rllm.registry import did_you_mean, suggestion
 from rllm.types import JSONMapping, JSONObject
 
 ID_COLUMNS = ("id", "task_id")
@@ -94,8 +94,8 @@ def check_named(kind: type, name: str, arguments: JSONMapping, known: Collection
     """Raise `ConfigError` if an argument of the setting `name` is not among those that a class accepts."""
     for key in arguments:
         if key not in known:
-            meant = did_you_mean(str(key), known, name) or f"known here: {', '.join(known)}"
-            raise ConfigError(f"{name}.{key}: {kind.__name__} does not take this argument; {meant}")
+            hint = suggestion(str(key), known, name)
+            raise ConfigError(f"{name}.{key}: {kind.__name__} does not take this argument; {hint}")
 
 
 def check_rows(function: Callable[..., object], data: Dataset) -> None:

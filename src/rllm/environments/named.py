@@ -18,7 +18,7 @@ from rllm.config.schema import SandboxSettings, refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, EnvError, MissingDependencyError, concerning
-from rllm.registry import did_you_mean, load_object, search_current_folder
+from rllm.registry import load_object, search_current_folder, suggestion
 from rllm.types import JSONMapping, JSONObject
 
 
@@ -160,8 +160,8 @@ def names_of(scheme: str) -> list[str]:
 
 def _known_scheme(scheme: str) -> Scheme:
     if scheme not in SCHEMES:
-        hint = did_you_mean(scheme, SCHEMES) or f"use one of {', '.join(SCHEMES)}"
-        raise ConfigError(f"unknown scheme {scheme!r}, of SCHEME:NAME?key=value&...: {hint}")
+        hint = suggestion(scheme, SCHEMES)
+        raise ConfigError(f"unknown scheme {scheme!r} (environments are SCHEME:NAME?key=value&...): {hint}")
     return SCHEMES[scheme]
 
 
@@ -215,5 +215,4 @@ def refuse_unknown(params: Collection[str], known: Collection[str]) -> None:
     """Raise `ConfigError` for the first parameter that is not known."""
     for key in params:
         if key not in known:
-            hint = did_you_mean(key, known) or f"known here: {', '.join(sorted(known))}"
-            raise ConfigError(f"{key} is not a parameter; {hint}")
+            raise ConfigError(f"{key} is not a parameter; {suggestion(key, sorted(known))}")

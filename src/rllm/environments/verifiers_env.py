@@ -119,7 +119,7 @@ def _environment(name: str, arguments: str) -> tuple[Any, list[Any]]:
 def _task_indices(name: str, arguments: str, size: int) -> range:
     environment, _ = _environment(name, arguments)
     if not size and not environment.taskset.bounded:
-        raise ConfigError(f"verifiers:{name} has no last task; choose how many with size=...")
+        raise ConfigError(f"verifiers:{name} has no end of tasks: set their number with size=...")
     return range(len(_tasks(name, arguments, size or None)))
 
 

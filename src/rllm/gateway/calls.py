@@ -294,7 +294,7 @@ def _check_method(scope: Scope) -> None:
     if scope["method"] == "POST":
         return
     if b"upgrade" in dict(scope["headers"]):
-        raise GatewayError(426, f"{scope['path']}: there are no WebSockets here: use POST", code="upgrade_required")
+        raise GatewayError(426, f"{scope['path']}: WebSockets are not supported: use POST", code="upgrade_required")
     raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed", allow="POST")
 
 

@@ -26,7 +26,7 @@ def checked_source(path_or_id: str | Path) -> str:
         ConfigError: if it is a path, but not that of a model's folder; if it is in a format for other programs; or if
             it is a hub id that must be downloaded, and HF_HUB_OFFLINE forbids that.
     """
-    name, folder = f"model={str(path_or_id)!r}", Path(path_or_id).expanduser()
+    name, folder = f"model.path={str(path_or_id)!r}", Path(path_or_id).expanduser()
     if folder.suffix.lower() == ".gguf" and folder.exists():
         raise ConfigError(f"{name} is a GGUF file, {_convert(folder)}")
     if folder.is_dir():
@@ -70,7 +70,7 @@ def _looks_like_path(path_or_id: str | Path) -> bool:
 def check_files(folder: Path) -> None:
     """Check that a model's folder is whole; raise `ConfigError` naming what is missing or damaged."""
     if problem := incomplete(folder):
-        raise ConfigError(f"model={str(folder)!r} {problem}: download or save the folder again, whole")
+        raise ConfigError(f"model.path={str(folder)!r} {problem}: download or save the folder again, whole")
 
 
 def check_trainable(folder: Path) -> None:
@@ -142,7 +142,9 @@ def may_bring_code(source: str) -> bool:
     return is_named_by(TRUSTED_MODELS, Path(source)) if Path(source).is_dir() else source in named
 
 
-def from_pretrained(load: Callable[..., Any], source: str, part: str, *, setting: str = "model", **options: Any) -> Any:
+def from_pretrained(
+    load: Callable[..., Any], source: str, part: str, *, setting: str = "model.path", **options: Any
+) -> Any:
     """Call a `from_pretrained`. A model's own code is run only if `RLLM_TRUSTED_MODELS` names its folder.
 
     `setting` names the source in errors.

@@ -27,7 +27,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 from rllm.config.schema import Section
 from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError, shown
-from rllm.registry import did_you_mean
+from rllm.registry import suggestion
 from rllm.rewards.reward_types import RewardOutput
 from rllm.rewards.scoring import answer_of
 from rllm.rewards.verdicts import Verdict, VerdictCache, VerdictError, read_scores, scores_schema
@@ -93,7 +93,7 @@ class Rubric(Section):
         if self.scale[0] >= self.scale[1]:
             raise ValueError(f"scale: {list(self.scale)} must rise, as in [0, 10]")
         if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url: {self.base_url!r} is not an address such as http://127.0.0.1:8000/v1")
+            raise ValueError(f"base_url={self.base_url!r}: use an address such as http://127.0.0.1:8000/v1")
         return self
 
 
@@ -128,8 +128,7 @@ def _first_mistake(error: ValidationError) -> str:
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         known = Criterion.model_fields if key.startswith("criteria.") else Rubric.model_fields
-        hint = did_you_mean(str(first["loc"][-1]), known) or f"known here: {', '.join(known)}"
-        return f"{key}: unknown; {hint}"
+        return f"{key} is not a key of a rubric; {suggestion(str(first['loc'][-1]), known)}"
     if first["type"] == "missing":
         return f"{key} is missing"
     message = first["msg"].removeprefix("Value error, ")

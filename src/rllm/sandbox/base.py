@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
 from rllm.errors import ConfigError, RolloutError
-from rllm.registry import did_you_mean, load_object
+from rllm.registry import load_object, suggestion
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
 Command: TypeAlias = str | Sequence[str]
@@ -270,8 +270,7 @@ def open_backend(name: str) -> SandboxBackend:
     plugins = {point.name: point for point in entry_points(group=_GROUP)}
     if name not in BACKENDS and name not in plugins:
         known = backend_names()
-        hint = did_you_mean(name, known) or f"use one of {', '.join(known)}"
-        raise ConfigError(f"sandbox={name!r} is not known; {hint}")
+        raise ConfigError(f"sandbox={name!r} is not known: {suggestion(name, known)}")
     kind = load_object(BACKENDS[name], kind="sandbox") if name in BACKENDS else plugins[name].load()
     backend: SandboxBackend = kind()
     backend.check()

@@ -101,7 +101,10 @@ def digest(folder: Path) -> str:
 @functools.cache
 def warn_of_base(base: str) -> None:
     """Log once that the image's name in `FROM` has no effect."""
-    logger.warning("sandbox=local: the programs of this machine stand for the image %s; sandbox=podman uses it", base)
+    logger.warning(
+        "sandbox=local: the programs of this machine are used instead of the image %s; sandbox=podman uses the image",
+        base,
+    )
 
 
 def host_files() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:

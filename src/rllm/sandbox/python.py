@@ -228,7 +228,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s={self.timeout_s}: use more than 0 seconds")
+            raise ConfigError(f"timeout_s={self.timeout_s}: use a number of seconds above 0")
         if self.memory_mb < MIN_MEMORY_MB:
             raise ConfigError(f"memory_mb={self.memory_mb}: use at least {MIN_MEMORY_MB}, which Python itself needs")
         if self.max_output_bytes < 0:

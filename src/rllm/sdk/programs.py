@@ -193,7 +193,7 @@ def run_supervised(
     if isinstance(command, str) or not command:
         raise ConfigError(f"command={command!r}: use a list of a program and its arguments")
     if cwd is not None and not Path(cwd).is_dir():
-        raise ConfigError(f"cwd={os.fspath(cwd)!r}: the folder does not exist")
+        raise ConfigError(f"cwd={os.fspath(cwd)!r}: there is no such folder")
     program = str(command[0])
     arguments = [_text(item, f"argument {number} of {program!r}") for number, item in enumerate(command)]
     variables = {name: _text(value, f"the variable {name} of {program!r}") for name, value in env.items()}
@@ -285,7 +285,9 @@ class _Watch:
             self._process.wait()
         report = json.loads(self._report or b"{}")
         if "error" in report:
-            raise ConfigError(f"{program!r} cannot be started: {report['error']}; is it installed, and on the PATH?")
+            raise ConfigError(
+                f"{program!r} cannot be started: {report['error']}; install it, or add its folder to PATH"
+            )
         if not report:
             code = self._process.returncode
             raise RLLMError(f"the supervisor of {program!r} exited with code {code}; some of its processes may be left")

@@ -60,7 +60,7 @@ def gateway_variables(
     root = url.rstrip("/").removesuffix("/v1")
     parts = urlsplit(root)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"environment(url={url!r}): use a gateway's URL, like http://127.0.0.1:8000")
+        raise ConfigError(f"environment(url={url!r}): use the address of a gateway, such as http://127.0.0.1:8000")
     key = _key_for(parts.path, api_key)
     hosts = ",".join([inherited.get("NO_PROXY", ""), inherited.get("no_proxy", ""), parts.hostname])
     named = dict.fromkeys(filter(None, map(str.strip, hosts.split(","))))

@@ -83,7 +83,7 @@ class LocalSearch(Tool):
         if corpus is None:
             raise ConfigError("local_search: pass `corpus`, a list of documents or the path of a .jsonl file")
         if top_k < 1:
-            raise ConfigError(f"local_search: top_k={top_k}: use 1 or more")
+            raise ConfigError(f"local_search: top_k={top_k}: use at least 1")
         self.top_k = top_k
         with concerning("local_search"):
             documents = read_file(Path(corpus)) if isinstance(corpus, str | Path) else list(corpus)

@@ -325,7 +325,7 @@ class MCPConnection:
         server = self.server
         if server.url:
             return ConfigError(
-                f"MCP server {server.name!r} cannot be reached: {reason}; is it running at {server.url}?"
+                f"MCP server {server.name!r} cannot be reached: {reason}; check that it is running at {server.url}"
             )
         command = shlex.join([server.command, *server.args])
         return ConfigError(

@@ -93,7 +93,7 @@ class MultiTool:
         return await tool.call(call.arguments) if tool else self._unknown(call.name)
 
     def _unknown(self, name: str) -> ToolOutput:
-        return ToolOutput(name=name, error=f"there is no tool {name!r}; use one of {sorted(self.tools)}")
+        return ToolOutput(name=name, error=f"there is no tool {name!r}; use one of {', '.join(sorted(self.tools))}")
 
 
 def _tool(tool: Tool | str | Function) -> Tool:

@@ -87,7 +87,10 @@ class AgentSFTTrainer(AgentTrainer):
             chosen.rollout.group_size = 1
         best = chosen.keep_best
         if best in ("eval/loss", "eval/perplexity"):
-            raise ConfigError(f"keep_best={best!r} keeps the highest value, which is worst: use -{best}")
+            raise ConfigError(
+                f"keep_best={best!r} keeps the checkpoint with the highest value, which is the worst one: use "
+                f"keep_best=-{best}"
+            )
         check_model(chosen)
         rows = sampled_from(
             _rows(train_dataset, "train_dataset"),

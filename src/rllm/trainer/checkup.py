@@ -158,7 +158,7 @@ def version_findings(packages: Mapping[str, Package]) -> list[Finding]:
     fix = ""
     if missing:
         detail += f"; not installed: {', '.join(missing)}"
-        fix = "pip install 'rllm[train]'; the gateway and the SDK work without"
+        fix = "pip install 'rllm[train]'; the gateway and the SDK work without it"
     return [_found("packages", detail, fix), *_conflicts(packages)]
 
 

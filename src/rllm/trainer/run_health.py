@@ -105,7 +105,7 @@ def signals(
         "ratio_overflow": (
             of("policy/ratio") > MAX_RATIO or of("policy/update_kl") > MAX_UPDATE_KL,
             f"the mean probability ratio is {of('policy/ratio'):.3g}, and the updates of the batch moved the policy by "
-            f"{of('policy/update_kl'):.3g} nats a token: lower optim.lr, optim.num_epochs or num_minibatches",
+            f"{of('policy/update_kl'):.3g} nats a token: lower optim.lr, optim.num_epochs or optim.num_minibatches",
         ),
         "entropy_collapse": (
             bool(collapse := _collapse(steps)),

@@ -110,8 +110,8 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
         if config.rollout.resample_rounds and config.rollout.group_size == 1 and not algorithm.needs_greedy:
             raise ConfigError(
                 f"rollout.resample_rounds={config.rollout.resample_rounds}: a single rollout of a task "
-                "(rollout.group_size=1) never differs from others, so every task would be dropped; use a group_size "
-                "of at least 2, or leave it out"
+                "(rollout.group_size=1) never differs from others, so every task would be dropped; use "
+                "rollout.group_size=2 or more, or leave it out"
             )
     if not config.data.replay:
         _refuse(config, ("data.replay_steps",), "without data.replay")
@@ -258,7 +258,7 @@ def training_memory(config: TrainConfig, prompt: int = _PROMPT) -> list[str]:
     if found is None:
         return []
     listed = ", ".join(f"{size / GB:.2f} GB {name}" for name, size in found.largest.items())
-    beside = "" if found.device == "cpu" or config.model.engine == "vllm" else ", beside the sampler's cache"
+    beside = "" if found.device == "cpu" or config.model.engine == "vllm" else ", in addition to the sampler's cache"
     lines = [f"predicted peak of memory for training on {found.device}: {found.peak / GB:.2f} GB ({listed}){beside}"]
     if (saving := best_saving(config, prompt)) is not None:
         lines.append(f"what saves most: {saving}")

@@ -259,7 +259,9 @@ def _named(error: openai.OpenAIError, url: str) -> InferenceError:
         return InferenceError(
             f"the teacher at {url} did not answer within teacher.timeout_s: raise it if the server is only slow"
         )
-    return InferenceError(f"the teacher at {url} cannot be reached ({error.__cause__ or error}): is it running?")
+    return InferenceError(
+        f"the teacher at {url} cannot be reached ({error.__cause__ or error}): check that the server is running"
+    )
 
 
 def own_teacher(config: TrainConfig, algorithm: Algorithm, backend: TrainingBackend) -> SelfTeacher | None:

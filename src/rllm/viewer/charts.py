@@ -80,7 +80,7 @@ PANELS = (
         "Reward",
         "",
         {"rollout/reward": "training", "eval/reward": "held out"},
-        "mean of the rollouts' rewards, with the band in which four fifths of them lie",
+        "mean of the rollouts' rewards, with the band in which 80 % of them lie",
     ),
     Panel(
         "Accuracy",

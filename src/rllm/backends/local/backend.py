@@ -203,7 +203,7 @@ class LocalBackend:
         if self.reference is None:
             raise ConfigError(
                 "algorithm.kl_coef: this backend has no reference; make it with load_original= or lora=, or use "
-                "kl_coef=0"
+                "algorithm.kl_coef=0"
             )
         with self._sampler.paused(), self.reference() as reference:
             return reference.score(batch, self.settings.micro_batch_tokens)

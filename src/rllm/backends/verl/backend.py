@@ -131,7 +131,7 @@ class VerlBackend:
 
     def values(self, batch: Batch) -> Tensor:
         if not needs_critic(self._config):
-            raise ConfigError("algorithm.name: the workers have no critic; use ppo")
+            raise ConfigError("algorithm.name: the workers were started without a critic; use ppo from the start")
         return self._output("critic", batch, "values")
 
     def _output(self, role: str, batch: Batch, name: str, **settings: object) -> Tensor:
@@ -165,7 +165,7 @@ class VerlBackend:
         return self._schedules["policy"].learning_rate(self._counts.updates["policy"])
 
     def energies(self, batch: Batch) -> Tensor:
-        raise ConfigError("algorithm: verl's workers do not compute the energies of tokens; use backend=local")
+        raise ConfigError("algorithm.name: verl's workers do not compute the energies of tokens; use backend=local")
 
     def begin_update(self, batch: Batch) -> UpdatePlan:
         """Let the sampler leave a shared device to the workers."""

@@ -96,8 +96,7 @@ _TOKENIZER = (
 OF_A_MODEL = {
     "custom_chat_template": _TOKENIZER,
     "tokenizer_path": _TOKENIZER,
-    "lora_adapter_path": "the policy starts as model.path is: merge the adapter into it, with peft's "
-    "merge_and_unload()",
+    "lora_adapter_path": "the policy starts as model.path is: merge the adapter into it with peft's merge_and_unload()",
 }
 """Keys of a model's section that have no effect here, and the setting to use instead."""
 _OF_MEGATRON = {"lora": "only Megatron reads it: set model.lora_rank, model.lora_alpha and model.lora_targets"}

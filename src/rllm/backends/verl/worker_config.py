@@ -29,7 +29,7 @@ from rllm.backends.verl.settings import (
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.engine.ray_cluster import check_address
 from rllm.errors import ConfigError
-from rllm.inference.local.loading import check_source, is_adapter
+from rllm.inference.local.loading import MERGE_IT, check_source, is_adapter
 from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
 from rllm.parser.tool_prompt import TemplateChoice
 
@@ -80,8 +80,7 @@ def check_settings(config: TrainConfig) -> None:
     check_source(config.model.path, template=template, trains_all=trains_all)
     if is_adapter(config.model.path):
         raise ConfigError(
-            f"model.path={config.model.path!r} is a LoRA adapter, from which verl's workers cannot start: merge it "
-            "into its model with `rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and use that folder"
+            f"model.path={config.model.path!r} is a LoRA adapter, from which verl's workers cannot start: {MERGE_IT}"
         )
     tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
     template.read()
@@ -98,7 +97,8 @@ def check_settings(config: TrainConfig) -> None:
         )
     elif needs_critic(config):
         raise ConfigError(
-            f"model.lora_rank={config.model.lora_rank}: here {name} trains all weights: use 0, or backend=local"
+            f"model.lora_rank={config.model.lora_rank}: with backend=verl, {name} trains all weights; use 0, or "
+            "backend=local"
         )
     refuse_changes(config.model, "model", ("quantize",), "on verl's workers; leave it out, or use backend=local")
     refuse_changes(config.optim, "optim", ("name",), "on verl's workers; leave it out, or use backend=local")

@@ -299,7 +299,7 @@ def normalized_base_url(url: str) -> str:
         )
     if not valid or _NOT_IN_URLS.search(url) or parts.query or parts.fragment:
         raise ConfigError(
-            f"{url!r} is not a base URL of an OpenAI-compatible server: use one such as http://127.0.0.1:8000/v1"
+            f"upstream={url!r}: use the address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1"
         )
     base_url = url.rstrip("/")
     return base_url if parts.path.strip("/") else f"{base_url}/v1"

@@ -239,6 +239,12 @@ def is_adapter(path_or_id: str | Path) -> bool:
     return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").exists()
 
 
+MERGE_IT = (
+    "merge it into its model with `rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and use that folder"
+)
+"""Remedy for an adapter where a whole model is needed."""
+
+
 def base_of(adapter: Path) -> str:
     """Return the model that a peft adapter was made for."""
     try:
@@ -246,7 +252,7 @@ def base_of(adapter: Path) -> str:
         if not isinstance(base, str):
             raise TypeError(f"it is {base!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"model={str(adapter)!r}: its {ADAPTER_FILE} names no base model ({error})") from error
+        raise ConfigError(f"model.path={str(adapter)!r}: its {ADAPTER_FILE} names no base model ({error})") from error
     return base
 
 
@@ -255,10 +261,10 @@ def _check_adapter(adapter: Path) -> None:
     try:
         settings = dict(read_json(adapter / ADAPTER_FILE))
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"model={str(adapter)!r}: its {ADAPTER_FILE} cannot be read ({error})") from error
+        raise ConfigError(f"model.path={str(adapter)!r}: its {ADAPTER_FILE} cannot be read ({error})") from error
     if settings.get("megatron_config"):
         raise ConfigError(
-            f"model={str(adapter)!r}: its {ADAPTER_FILE} names code (megatron_core), which is not run: remove "
+            f"model.path={str(adapter)!r}: its {ADAPTER_FILE} names code (megatron_core), which is not run: remove "
             "megatron_config"
         )
     for name in _PATTERNS:
@@ -266,8 +272,8 @@ def _check_adapter(adapter: Path) -> None:
         for pattern in map(str, [value] if isinstance(value, str) else value):
             if _REPEATED_GROUP.search(pattern) or len(_REPEATS.findall(pattern)) > _MAX_REPEATS:
                 raise ConfigError(
-                    f"model={str(adapter)!r}: {name} in its {ADAPTER_FILE} is a pattern that may never finish: list "
-                    "the names of the modules"
+                    f"model.path={str(adapter)!r}: {name} in its {ADAPTER_FILE} is a pattern that may never finish: "
+                    "list the names of the modules"
                 )
 
 
@@ -285,8 +291,9 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
             )
         except RuntimeError as error:
             raise ConfigError(
-                f"model={str(adapter)!r}: this adapter does not fit {base_of(adapter)}, perhaps because tokens were "
-                "added: save a whole model with peft's AutoPeftModelForCausalLM and merge_and_unload(), and use that"
+                f"model.path={str(adapter)!r}: this adapter does not fit {base_of(adapter)}, perhaps because tokens "
+                "were added: save a whole model with peft's AutoPeftModelForCausalLM and merge_and_unload(), and use "
+                "that"
             ) from error
     own = peft.get_peft_model_state_dict(with_adapter, save_embedding_layers=False)
     weights = adapter / ADAPTER_WEIGHTS_FILE
@@ -294,9 +301,9 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
         take_weights(own, saved)
     elif any("missing adapter keys" in str(warning.message) for warning in caught):
         raise ConfigError(
-            f"model={str(adapter)!r}: this adapter's weights do not have the names of {type(loaded.model).__name__}, "
-            f"so it would change nothing: check that it was made for the model in its {ADAPTER_FILE} "
-            f"({base_of(adapter)})"
+            f"model.path={str(adapter)!r}: this adapter's weights do not have the names of "
+            f"{type(loaded.model).__name__}, so it would change nothing: check that it was made for the model in its "
+            f"{ADAPTER_FILE} ({base_of(adapter)})"
         )
     _check_finite(str(adapter), with_adapter)
     _untie(loaded.model)
@@ -382,11 +389,11 @@ def choose_device(device: str = "auto") -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise ConfigError(f"device={device!r}: use auto, cpu, cuda, cuda:N or mps") from error
+        raise ConfigError(f"model.device={device!r}: use auto, cpu, cuda, cuda:N or mps") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={device!r}: this torch finds no CUDA GPU; use auto or cpu")
+        raise ConfigError(f"model.device={device!r}: this torch finds no CUDA GPU; use auto or cpu")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"device={device!r}: this torch finds no Apple GPU; use auto or cpu")
+        raise ConfigError(f"model.device={device!r}: this torch finds no Apple GPU; use auto or cpu")
     return chosen
 
 
@@ -395,7 +402,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if dtype not in _DTYPES:
-        raise ConfigError(f"dtype={dtype!r}: use one of {['auto', *_DTYPES]}")
+        raise ConfigError(f"model.dtype={dtype!r}: use one of auto, {', '.join(_DTYPES)}")
     return _DTYPES[dtype]
 
 
@@ -464,8 +471,8 @@ def _check_complete(source: str, model: PreTrainedModel, found: JSONMapping) -> 
     if made_up:
         others = ", ..." if len(made_up) > 3 else ""
         raise ConfigError(
-            f"model={source!r}: {len(made_up)} weights of {type(model).__name__} are missing or have other shapes, "
-            f"and would be random ({', '.join(made_up[:3])}{others}): download or save the folder again"
+            f"model.path={source!r}: {len(made_up)} weights of {type(model).__name__} are missing or have other "
+            f"shapes, and would be random ({', '.join(made_up[:3])}{others}): download or save the folder again"
         )
 
 
@@ -474,8 +481,8 @@ def _check_finite(source: str, model: PreTrainedModel) -> None:
     broken = next((name for name, weight in model.named_parameters() if not is_finite(weight)), None)
     if broken is not None:
         raise ConfigError(
-            f"model={source!r}: {broken} is infinite or NaN, as after a failed update: download or save the folder "
-            "again, or use an earlier checkpoint"
+            f"model.path={source!r}: {broken} is infinite or NaN, as after a failed update: download or save the "
+            "folder again, or use an earlier checkpoint"
         )
 
 

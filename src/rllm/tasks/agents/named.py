@@ -145,4 +145,4 @@ def open_agent(spec: str, *, max_steps: int | None = None) -> SandboxAgent:
         return FunctionAgent(load_function(spec, reload=False), spec)
     known = agent_names()
     hint = did_you_mean(spec, known) or f"use one of {', '.join(known)}, or FILE.py:function"
-    raise ConfigError(f"agent={spec!r} is not known; {hint}")
+    raise ConfigError(f"agent={spec!r} is not known: {hint}")
