@@ -170,7 +170,8 @@ def test_old_path_gives_the_object_at_its_new_path(old: str, home: str, name: st
 def test_removed_import_names_its_replacement(removed: str) -> None:
     package, _, name = removed.rpartition(".")
     with pytest.raises(
-        ModuleNotFoundError, match=re.escape(f"{removed} of the rLLM framework is not here: {REMOVED[removed]}")
+        ModuleNotFoundError,
+        match=re.escape(f"{removed} of the rLLM framework is not part of this package: {REMOVED[removed]}"),
     ):
         exec(f"from {package} import {name}" if name[0].isupper() else f"import {removed}", {})
 

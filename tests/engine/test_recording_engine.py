@@ -221,7 +221,7 @@ async def test_deleted_session_gets_no_more_calls(store: TraceStore) -> None:
     with Session(name="s") as around:
         await engine.get_model_response(ask("fig"))
         store.delete("s")
-        with session(nested=True), pytest.raises(SessionDeletedError, match="'s' was deleted meanwhile"):
+        with session(nested=True), pytest.raises(SessionDeletedError, match="'s' was deleted"):
             await engine.get_model_response(ask("gum"))
     assert store.session("s") is None
     assert texts_of(around.llm_calls) == ["FIG"]

@@ -173,7 +173,7 @@ async def test_restarted_server_does_not_continue_a_rollout() -> None:
 async def test_error_of_the_environment_is_attributed_to_it(text_url: str) -> None:
     env = first_env(open_env(f"openenv:{text_url}"))
     await env.reset()
-    with pytest.raises(EnvError, match=f"{text_url} answers step with an error: fell off"):
+    with pytest.raises(EnvError, match=f"{text_url} answered step with an error: fell off"):
         await env.step("fall")
     await env.close()
 
@@ -183,7 +183,7 @@ def test_invalid_input_is_rejected_with_a_message(text_url: str) -> None:
         "openenv:localhost:8000": "is not the URL of a server: use openenv:http://HOST:PORT",
         f"openenv:http://127.0.0.1:{free_port()}": "no OpenEnv server answers at http://127.0.0.1",
         f"openenv:{text_url}/docs": "no OpenEnv server answers",
-        f"openenv:{text_url}?goal=-1": "answers reset with an error: goal is below 0",
+        f"openenv:{text_url}?goal=-1": "answered reset with an error: goal is below 0",
         f"openenv:{text_url}?seed=-1": "seed=-1: use a whole number",
     }.items():
         with pytest.raises(ConfigError, match=message) as refused:

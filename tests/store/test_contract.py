@@ -195,7 +195,7 @@ def test_deleted_session_gets_no_more_traces(store: TraceStore):
     for rerendered in (False, True):
         if rerendered:
             store.add([trace_of("b")]).result()
-        with pytest.raises(SessionDeletedError, match="session 's' was deleted meanwhile"):
+        with pytest.raises(SessionDeletedError, match="session 's' was deleted"):
             store.add([trace_of("c")], session=session).result()
     assert session.is_gone
     assert [trace.id for trace in store.by_session("s")] == ["b"]

@@ -32,13 +32,16 @@ def test_node_with_the_same_packages_passes() -> None:
     [
         (
             replace(HERE, versions={**HERE.versions, "python": "3.12.1"}),
-            r"has python 3.12.1, and here it is 3.11.7: use Py",
+            r"has python 3.12.1, and this machine has 3.11.7: use Py",
         ),
         (
             replace(HERE, versions={**HERE.versions, "torch": "2.8.0"}),
             r"has torch 2.8.0, .*pip install 'torch==2.13.0'",
         ),
-        (replace(HERE, versions={**HERE.versions, "verl": None}), r"has verl not installed, and here it is 0.9.1"),
+        (
+            replace(HERE, versions={**HERE.versions, "verl": None}),
+            r"has verl not installed, and this machine has 0.9.1",
+        ),
         (replace(HERE, missing=["/models/mine"]), r"does not see '/models/mine' \(model.path or run_dir\): .*share"),
         (replace(HERE, unreached="http://10.0.0.1:81: refused"), r"cannot reach .*10.0.0.1:81: refused.*gateway.host"),
     ],

@@ -65,7 +65,7 @@ class SoftLimiter:
                 self._semaphore.release()
 
         def expire() -> None:
-            logger.warning("%r has taken %.3g s: another call may start meanwhile", name, self._soft_timeout_s)
+            logger.warning("%r has taken %.3g s: another call may now start in addition", name, self._soft_timeout_s)
             release()
 
         loop = asyncio.get_running_loop()

@@ -272,7 +272,7 @@ def view(
     if not token:  # an empty one, as of an unset variable, would admit everyone
         token = None if is_loopback(host) else secrets.token_urlsafe(16)
     app = create_app(shown, token=token)
-    listener = bind(host, port, of="viewer")
+    listener = bind(host, port, prefix="--")
     path = path_of("run", found[0].name) if len(found) == 1 else "/"
     query = f"?{urlencode({'token': token})}" if token else ""
     address = f"{url_of(listener, host)}{path}{query}"

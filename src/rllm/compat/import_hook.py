@@ -160,7 +160,7 @@ class CompatFinder:
         if name in REMOVED:
             # Without `name=`, which would make `from package import name` drop this message.
             raise ModuleNotFoundError(
-                f"{name} of the rLLM framework is not here: {REMOVED[name]}; see docs/upstream.md"
+                f"{name} of the rLLM framework is not part of this package: {REMOVED[name]}; see docs/upstream.md"
             )
         return spec_from_loader(name, _MovedLoader(), is_package=True) if name in MOVED else None
 

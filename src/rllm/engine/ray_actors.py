@@ -189,7 +189,7 @@ class RayActors:
             ) from error
         except ray.exceptions.RayError as error:
             raise ConfigError(
-                f"{where} cannot run our code ({first_line(error)}): install there what is installed here, or start "
+                f"{where} cannot run rllm ({first_line(error)}): install there what is installed here, or start "
                 "again if the node has left the cluster"
             ) from error
 
@@ -236,7 +236,7 @@ class RayActors:
                     deadline = time.monotonic() + GONE_S
                 elif time.monotonic() > deadline:
                     raise WorkerError(
-                        "all rollout processes are gone, and no node has accepted a new one for "
+                        "all rollout processes have ended, and no node has accepted a new one for "
                         f"{GONE_S:g} s: see `ray status`"
                     )
                 if alone and kept not in self._places:

@@ -218,7 +218,7 @@ class RolloutRunner:
                 await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
         timeout = RolloutTimeout(
             f"{label} did not finish within timeout_s={self.timeout_s:g}: the traceback shows where it was waiting; "
-            "raise timeout_s if it was merely slow"
+            "raise rollout.timeout_s (rllm eval: --timeout) if it was merely slow"
         )
         where = _cancellation_error(task, label)
         logger.warning("%s", "\n".join([str(timeout), *_describe_position(where)]))

@@ -35,7 +35,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
             raise ConfigError(f"row {number} is {dict(row)!r}: use {{'env': 'SCHEME:NAME?key=value'}} alone")
     specs = [row["env"] for row in rows]
     if twice := next((spec for spec in specs if specs.count(spec) > 1), None):
-        raise ConfigError(f"{twice!r} is named twice; data.weights gives an environment a larger share")
+        raise ConfigError(f"{twice!r} is named twice: name it once, and use data.weights to roll it out more often")
     opened = {spec: _opened(spec) for spec in specs}
     first = opened[specs[0]]
     for spec, each in opened.items():

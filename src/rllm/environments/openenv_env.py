@@ -196,12 +196,12 @@ class OpenEnv(BaseEnv):
                 if what == "step" and "VALIDATION_ERROR" in reason:
                     raise ValueError("the server does not accept it") from error
                 if "CAPACITY_REACHED" not in reason:
-                    raise self._error(f"answers {what} with an error: {reason}") from error
+                    raise self._error(f"answered {what} with an error: {reason}") from error
                 _log_full(self.url)
             except TimeoutError as error:
-                raise self._error(f"does not answer {what}") from error
+                raise self._error(f"did not answer {what}") from error
             except Exception as error:  # of the package websockets; a retry may find the server restarted
-                raise self._error(f"is gone, at {what}: {error}") from ConnectionError()
+                raise self._error(f"closed the connection during {what}: {error}") from ConnectionError()
             await self._client.disconnect()
             await asyncio.sleep(0.2)
 

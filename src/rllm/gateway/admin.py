@@ -118,7 +118,9 @@ class Admin:
         if self._config.api_key is not None:
             number = await self._sessions.number_of(session_id)
             if number is None:
-                raise GatewayError(410, f"the session {session_id!r} was deleted meanwhile", code="session_deleted")
+                raise GatewayError(
+                    410, f"the session {session_id!r} was deleted during this request", code="session_deleted"
+                )
             created["api_key"] = session_key(self._config.api_key, session_id, number)
         return _json(created)
 

@@ -66,16 +66,16 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise ConfigError(f"gateway port={self.port}: use 1 to 65535, or 0 for any free port")
+            raise ConfigError(f"gateway.port={self.port}: use 1 to 65535, or 0 for any free port")
         if self.api_key is None and not is_loopback(self.host):
             raise ConfigError(
-                f"gateway host={self.host!r} can be reached from other machines: set an API key (--api-key KEY), "
+                f"gateway.host={self.host!r} can be reached from other machines: set an API key (--api-key KEY), "
                 "or listen on 127.0.0.1"
             )
-        _check_above_zero(self, "gateway ", but=("port", "shutdown_timeout_s"))
+        _check_above_zero(self, "gateway.", but=("port", "shutdown_timeout_s"))
         key = self.api_key
         if key is not None and not (key.isascii() and key.isprintable() and key):
-            raise ConfigError("gateway api_key: use one or more printable ASCII characters")
+            raise ConfigError("gateway.api_key (RLLM_GATEWAY_API_KEY): use one or more printable ASCII characters")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -199,8 +199,8 @@ def reserve(host: str, port: int) -> socket.socket:
     return listener
 
 
-def bind(host: str, port: int, *, of: str = "gateway", listens: bool = True) -> socket.socket:
-    """Return a listening socket; `of` names its owner in errors.
+def bind(host: str, port: int, *, prefix: str = "gateway.", listens: bool = True) -> socket.socket:
+    """Return a listening socket; `prefix` precedes `host` and `port` in errors.
 
     Raises:
         ConfigError: if the port is in use or privileged, or the host is not an address of this machine.
@@ -210,7 +210,9 @@ def bind(host: str, port: int, *, of: str = "gateway", listens: bool = True) -> 
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = reserved or socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"{of} host={host!r}: {error}: use an address of this machine, such as 127.0.0.1") from error
+        raise ConfigError(
+            f"{prefix}host={host!r}: {error}: use an address of this machine, such as 127.0.0.1"
+        ) from error
     try:
         if reserved is None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -224,7 +226,7 @@ def bind(host: str, port: int, *, of: str = "gateway", listens: bool = True) -> 
             if error.errno == errno.EADDRINUSE
             else f"{error.strerror}: use an address of this machine and a port above 1023"
         )
-        raise ConfigError(f"{of} port={port} on host {host!r}: {remedy}") from error
+        raise ConfigError(f"{prefix}port={port} on host {host!r}: {remedy}") from error
     return listener
 
 

@@ -221,7 +221,7 @@ class Remote:
         return type(value) is Remote and _ask("isinstance", self, value) is True
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("an object of the solution stays there")
+        raise TypeError("an object of the solution cannot be copied or pickled")
 
     def __hash__(self) -> int:
         return _ask("hash", self)  # type: ignore[no-any-return]

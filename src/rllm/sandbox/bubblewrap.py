@@ -311,9 +311,9 @@ def _rlimits(limits: SandboxLimits, missing: tuple[str, ...]) -> dict[str, int]:
 @functools.cache
 def _warn_of_missing(missing: tuple[str, ...]) -> None:
     stead = {
-        "memory": "memory_mb limits each process",
+        "memory": "sandbox.memory_mb limits each process",
         "pids": "max_processes limits each user",
-        "cpu": "cpus has no effect",
+        "cpu": "sandbox.cpus has no effect",
     }
     logger.warning(
         "sandbox=local: this user may not make control groups of %s, so %s; run as root, or with `systemd-run --user "

@@ -140,7 +140,9 @@ class _Containers(SandboxBackend):
         try:
             info = subprocess.run([self.program, "info"], capture_output=True, text=True, timeout=ASK_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
-            raise ConfigError(f"sandbox={self.name}: `{self.program} info` does not answer; {self.other}") from error
+            raise ConfigError(
+                f"sandbox={self.name}: `{self.program} info` did not answer within {ASK_TIMEOUT_S:g} s; {self.other}"
+            ) from error
         if info.returncode:
             reason = info.stderr.strip().rpartition("\n")[2]
             raise ConfigError(
@@ -251,7 +253,7 @@ class _Containers(SandboxBackend):
                 name, _, size = line.strip().lstrip("/").partition(" ")
                 sandbox = self.sandboxes.get(name)
                 if sandbox and size.isdecimal() and int(size) > sandbox.max_disk_bytes:
-                    await sandbox.end(f"it wrote more than disk_mb={sandbox.max_disk_bytes >> 20}")
+                    await sandbox.end(f"it wrote more than sandbox.disk_mb={sandbox.max_disk_bytes >> 20}")
 
     async def remove(self, *names: str) -> None:
         """Remove containers; those that do not exist are skipped."""

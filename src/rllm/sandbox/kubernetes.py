@@ -106,7 +106,7 @@ class Kubernetes(SandboxBackend):
 
     async def prepare(self) -> None:
         run_after(this_process(), _REMOVE_ALL, f"{_OWNER}={_owner()}")
-        logger.warning("sandbox=kubernetes: max_processes is the cluster's, see the kubelet's setting podPidsLimit")
+        logger.warning("sandbox=kubernetes: max_processes has no effect: set podPidsLimit of the cluster's kubelets")
         await super().prepare()
 
     async def launch(self, spec: SandboxSpec) -> KubernetesSandbox:

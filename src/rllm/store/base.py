@@ -47,7 +47,7 @@ class SessionRef:
         if self.number in (None, number):
             return None
         self.is_gone = True
-        return SessionDeletedError(f"session {session_id!r} was deleted meanwhile, so no more traces are added to it")
+        return SessionDeletedError(f"session {session_id!r} was deleted, so no more traces can be added to it")
 
 
 class TraceStore(Protocol):

@@ -100,7 +100,7 @@ def _wait(writes: Iterable[Future[None]]) -> None:
 
 def _differs(info: SessionInfo) -> StoreError:
     return StoreError(
-        f"session {info.id!r} differs between source and target, which had other traces of it before: delete it in the "
+        f"session {info.id!r} differs between source and target, which has other traces of it: delete it in the "
         "target (`rllm traces delete`), or copy into an empty store"
     )
 

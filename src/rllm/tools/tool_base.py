@@ -269,7 +269,7 @@ class Arguments:
         if error["type"] == "missing_argument":
             return f"argument {name!r} is missing"
         if error["type"] == "unexpected_keyword_argument":
-            return f"argument {name!r} is not known: there are {list(self.schema['properties'])}"
+            return f"argument {name!r} is not known: use one of {', '.join(self.schema['properties'])}"
         return f"argument {name!r} = {value if len(value) <= 80 else f'{value[:80]}...'}: {error['msg']}"
 
 

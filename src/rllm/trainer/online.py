@@ -149,7 +149,10 @@ class SessionRollouts:
             for name in NEUTRAL:
                 value = trace.sampling.get(name)
                 if value is not None and not is_neutral(name, value):
-                    return OTHER_SAMPLING, f"{name}={value} changes the model's distribution: leave it out"
+                    return (
+                        OTHER_SAMPLING,
+                        f"{name}={value} changes the probabilities that the policy is trained on: leave it out",
+                    )
         return None
 
 

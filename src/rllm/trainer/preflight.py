@@ -136,7 +136,7 @@ def check_node(address: str, answer: Answer, here: Answer) -> None:
         if _matters(name, found) != _matters(name, expected):
             what = f"pip install '{name}=={expected}'" if name != "python" else f"use Python {expected}"
             raise ConfigError(
-                f"node {address} has {name} {found or 'not installed'}, and here it is {expected}: {what} in the "
+                f"node {address} has {name} {found or 'not installed'}, and this machine has {expected}: {what} in the "
                 "environment that its `ray start` ran in"
             )
     for folder in answer.missing:

@@ -46,7 +46,7 @@ def check_evaluations(config: TrainConfig, *, has_val_data: bool) -> None:
     if metric is not None and not (metric.removeprefix("-").startswith("eval/") and has_val_data):
         raise ConfigError(
             f"keep_best={metric!r}: use a metric of evaluations, such as eval/accuracy, and give held-out tasks "
-            "(val_dataset)"
+            "(val_dataset, or rllm train --val)"
         )
     if not has_val_data:
         often = ["every"] if config.eval.every else []

@@ -18,7 +18,7 @@ from rllm.algorithms.sdft import SDFT
 from rllm.backends.base import TrainingBackend
 from rllm.config.schema import TeacherConfig, TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset
-from rllm.errors import ConfigError, InferenceError
+from rllm.errors import ConfigError, InferenceError, concerning
 from rllm.inference.local.loading import LoadedTokenizer, load_model, load_tokenizer, tokenizer_of
 from rllm.parser.chat_template import ChatTemplate
 from rllm.sdk.variables import key_of_user
@@ -93,7 +93,8 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
         from rllm.backends.local.policy import LocalTeacher
         from rllm.trainer.text_teacher import TextTeacher
 
-        loaded = load_model(teacher.path, dtype=teacher.dtype, device=teacher.device)
+        with concerning("teacher"):
+            loaded = load_model(teacher.path, dtype=teacher.dtype, device=teacher.device)
         same = LocalTeacher(loaded, micro_batch_tokens=config.optim.micro_batch_tokens)
         if teacher.align == "tokens":
             yield same
@@ -111,7 +112,9 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
 def _check_model(config: TrainConfig, teacher: str) -> None:
     """Raise `ConfigError` unless both models have the same ids, compared token by token, and enough context."""
     student = config.model.path
-    policy, judge = load_tokenizer(student), load_tokenizer(teacher)
+    policy = load_tokenizer(student)
+    with concerning("teacher"):
+        judge = load_tokenizer(teacher)
     own, other = policy.tokenizer.get_vocab(), judge.tokenizer.get_vocab()
     if own != other:
         differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))

@@ -242,7 +242,7 @@ def test_dead_server_without_supervision_is_not_waited_for(start: Start, tmp_pat
     server = start(prints=["all is well"])
     os.kill(starts(tmp_path)[0], signal.SIGKILL)
     wait_for(server.is_gone)
-    with pytest.raises(InferenceError, match=r"is gone\. The end of its log .*\nall is well"):
+    with pytest.raises(InferenceError, match=r"has stopped\. The end of its log .*\nall is well"):
         server.await_ready()
 
 

@@ -158,13 +158,13 @@ class VLLMServer:
             self._set_ready(False)
             if self._watcher is None:
                 log = "" if self._process is None else f" {self._process.why_it_ended()}"
-                raise InferenceError(f"vLLM at {self.url} is gone.{log}", status_code=503)
+                raise InferenceError(f"vLLM at {self.url} has stopped.{log}", status_code=503)
         with self._state:
             back = self._state.wait_for(
                 lambda: self._ready or self.failure is not None, timeout=self.start_timeout_s * (self._max_restarts + 1)
             )
         if not back or self.failure is not None:
-            raise InferenceError(f"vLLM is gone: {self.failure or 'it was not restored in time'}", status_code=503)
+            raise InferenceError(f"vLLM has stopped: {self.failure or 'it was not restarted in time'}", status_code=503)
 
     def close(self) -> None:
         """Stop the server if it was started here. Repeatable."""
@@ -209,7 +209,7 @@ class VLLMServer:
         while self.num_restarts < self._max_restarts and not self._closing.is_set():
             self.num_restarts += 1
             logger.warning(
-                "vLLM at %s is gone (%s): restart %d of %d",
+                "vLLM at %s has stopped (%s): restart %d of %d",
                 self.url,
                 problem.partition("\n")[0],
                 self.num_restarts,
