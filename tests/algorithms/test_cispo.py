@@ -41,5 +41,7 @@ def test_gradient_is_weighted_by_the_bounded_ratio(tokens: list[tuple[float, flo
 
 
 def test_second_bound_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.dual_clip=9\.0: cispo bounds all weights by clip_high"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.dual_clip=9\.0: cispo bounds all weights by algorithm\.clip_high"
+    ):
         CISPO(dual_clip=9.0)

@@ -21,5 +21,5 @@ def test_loss_is_divided_by_the_fixed_length() -> None:
 
 
 def test_fixed_length_is_required() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.fixed_length=None: .*use rollout\.max_tokens"):
+    with pytest.raises(ConfigError, match=r"algorithm\.fixed_length=None: .*use the value of rollout\.max_tokens"):
         DrGRPO()

@@ -258,9 +258,9 @@ def test_rubric_is_a_yaml_file(tmp_path: Path) -> None:
         ({"criteria": CRITERIA * 2}, "the same name"),
         ({"scales": [0, 1]}, "scales is not a key of a rubric; did you mean 'scale'"),
         ({"scale": [5, 1]}, "must rise"),
-        ({"ranks": True}, "ranks: it needs relative"),
-        ({"seed": 1}, "seed: it needs relative"),
-        ({"base_url": "localhost:8000"}, "is not an address"),
+        ({"ranks": True}, "ranks would have no effect without relative"),
+        ({"seed": 1}, "seed would have no effect without relative"),
+        ({"base_url": "localhost:8000"}, "base_url='localhost:8000': use an address such as"),
         ({"key_env": "RLLM_TEST_NO_SUCH_KEY"}, "key_env='RLLM_TEST_NO_SUCH_KEY'"),
     ],
 )
@@ -276,5 +276,5 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
 
 def test_gateway_key_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "rllm.secret")
-    with pytest.raises(ConfigError, match="has no key for the judge"):
+    with pytest.raises(ConfigError, match="set it to the judge's API key"):
         judge({"model": "m", "base_url": "http://127.0.0.1:1/v1", "criteria": CRITERIA, "key_env": "OPENAI_API_KEY"})

@@ -48,7 +48,7 @@ def test_invalid_sets_of_tools_are_rejected() -> None:
         MultiTool(tools=shout)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="dict is a class"):
         MultiTool(tools=[dict])
-    with pytest.raises(ConfigError, match="tools: 7 is not a tool"):
+    with pytest.raises(ConfigError, match="tools: 7: pass a Tool"):
         MultiTool(tools=[7])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match=r"tool 'sums' is <rllm.*, which creates no tool: name a subclass"):
         MultiTool(tool_map={"sums": Calculator()})  # type: ignore[dict-item]

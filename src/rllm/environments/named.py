@@ -179,9 +179,10 @@ def _parts(rest: str) -> tuple[str, dict[str, str]]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
-        raise ConfigError(f"{query!r} is not key=value&...") from error
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ConfigError("a parameter is given twice")
+        raise ConfigError(f"{query!r} is not a list of parameters: use key=value&...") from error
+    keys = [key for key, _ in pairs]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise ConfigError(f"the parameter {twice!r} is given twice: keep one of the two")
     return name, dict(pairs)
 
 

@@ -215,7 +215,7 @@ class OpenEnv(BaseEnv):
 
 @lru_cache(maxsize=64)  # logs once
 def _log_full(url: str) -> None:
-    logger.warning("%s: all sessions are in use; rollouts wait. Start it with a larger max_concurrent_envs.", url)
+    logger.warning("%s: all sessions are in use, so rollouts wait: start it with a larger max_concurrent_envs", url)
 
 
 def _refuse_to_call(**arguments: Any) -> NoReturn:

@@ -68,7 +68,9 @@ def _module(name: str) -> Any:
             return importlib.import_module(path)
         except ModuleNotFoundError as error:
             if error.name is not None and not path.startswith(error.name):
-                raise ConfigError(f"verifiers:{name} needs the package {error.name!r}: install it") from error
+                raise ConfigError(
+                    f"verifiers:{name} needs the package {error.name!r}, which is not installed: install it"
+                ) from error
         except Exception as error:
             raise ConfigError(raised(f"import of {path}", error)) from error
     raise ConfigError(

@@ -126,8 +126,8 @@ def refused() -> GatewayError:
     """Return the error for a request without a valid key."""
     return GatewayError(
         401,
-        "this gateway needs its API key, or that of an existing session: send the OPENAI_API_KEY that the agent is "
-        "given as 'Authorization: Bearer KEY', or call the agent's base_url. An operator sends the gateway's own key",
+        "this gateway needs an API key: an agent sends the OPENAI_API_KEY that it was given, as 'Authorization: Bearer "
+        "KEY', or calls its own base_url; an operator sends the gateway's key",
         type="authentication_error",
         code="invalid_api_key",
     )
@@ -325,8 +325,8 @@ def _place_of(host: bytes) -> Literal["here", "address", "internet"]:
 def _page_refused(header: str, value: bytes) -> GatewayError:
     return GatewayError(
         403,
-        f"{header}: {value[:80].decode('latin-1')}: a gateway without a key refuses web pages of other "
-        "sites: use localhost or an address, or start it with --api-key KEY",
+        f"{header}: {value[:80].decode('latin-1')}: a gateway without a key refuses requests from web "
+        "pages of other sites: use localhost or an address, or start it with --api-key KEY",
         type="permission_error",
         code="web_page",
     )

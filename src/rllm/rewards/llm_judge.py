@@ -87,9 +87,9 @@ class Rubric(Section):
             raise ValueError("criteria: give at least one, or set relative: true")
         for name in ("ranks", "seed"):
             if getattr(self, name) and not self.relative:
-                raise ValueError(f"{name}: it needs relative: true")
+                raise ValueError(f"{name} would have no effect without relative: true; set that, too")
         if len({item.name for item in self.criteria}) < len(self.criteria):
-            raise ValueError("criteria: two have the same name")
+            raise ValueError("criteria: two have the same name; give each its own")
         if self.scale[0] >= self.scale[1]:
             raise ValueError(f"scale: {list(self.scale)} must rise, as in [0, 10]")
         if not self.base_url.startswith(("http://", "https://")):
@@ -138,7 +138,7 @@ def _first_mistake(error: ValidationError) -> str:
 def _key(variable: str) -> str:
     key = os.environ.get(variable, "")
     if not key or key.startswith("rllm"):  # a key of our own gateway must not leave the machine
-        raise ConfigError(f"key_env={variable!r}: this environment variable has no key for the judge; set it")
+        raise ConfigError(f"key_env={variable!r}: the environment variable is not set; set it to the judge's API key")
     return key
 
 

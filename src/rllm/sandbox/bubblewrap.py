@@ -373,7 +373,7 @@ def _program() -> str:
 def problem(command: tuple[str, ...] = ("true",)) -> str | None:
     """Run a command in a sandbox of this machine's programs and this package; return why it fails, with the remedy."""
     if not shutil.which("bwrap"):
-        return "bubblewrap is not installed; apt-get install bubblewrap"
+        return "bubblewrap is not installed; install it (apt-get install bubblewrap)"
     package = Path(__file__).parents[1]
     job, start = start_job(HOST, {str(package): package}, file_bytes=1 << 20)
     job["init"] = ["--", *command]

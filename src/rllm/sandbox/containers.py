@@ -166,7 +166,7 @@ class _Containers(SandboxBackend):
         if source.folder is None:
             name = source.name or ""
             if not (await self.run("image", "inspect", "--", name)).ok:
-                logger.info("Pulling the image %s", name)
+                logger.info("pulling the image %s", name)
                 await self._make("pull", "--", name, what=f"image {name!r} is not on this machine and cannot be pulled")
             return name
         folder = source.folder
@@ -175,7 +175,7 @@ class _Containers(SandboxBackend):
         name = f"localhost/rllm-image:{await in_thread(lambda: digest(folder), name='reading an image folder')}"
         async with lock_of(name):
             if not (await self.run("image", "inspect", name)).ok:
-                logger.info("Building the image of %s", folder)
+                logger.info("building the image of %s", folder)
                 await self._make("build", "--tag", name, str(folder), what=f"the image of {folder} cannot be built")
         return name
 
@@ -259,7 +259,7 @@ class _Containers(SandboxBackend):
         """Remove containers; those that do not exist are skipped."""
         result = await self.run("rm", "--force", "--volumes", *self.remove_options, *names)
         if not result.ok and "no such container" not in result.stderr.lower():
-            logger.warning("Sandboxes %s may still exist: %s", ", ".join(names), end_of(result))
+            logger.warning("sandboxes %s may still exist: %s", ", ".join(names), end_of(result))
 
     remove_options: ClassVar[Sequence[str]] = ()
 

@@ -143,7 +143,7 @@ async def _kubectl(*arguments: str, stdin: str = "") -> ExecResult:
 async def _delete(selector: str) -> None:
     result = await _kubectl("delete", "job,networkpolicy", "--selector", selector, "--wait=false")
     if not result.ok:
-        logger.warning("Sandboxes may still exist in the cluster: %s", end_of(result))
+        logger.warning("sandboxes may still exist in the cluster: %s", end_of(result))
 
 
 async def _pod_of(name: str, image: str) -> str:

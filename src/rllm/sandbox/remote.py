@@ -152,7 +152,7 @@ class RemoteSandbox(Sandbox):
             try:
                 await client.uncancelled(self._backend.delete(handle))
             except SandboxError as error:  # it may have ended by itself
-                logger.warning("Sandbox %s may still exist: %s", self.id, error)
+                logger.warning("sandbox %s may still exist: %s", self.id, error)
 
     def _open(self) -> Any:
         """Return the handle; raise `SandboxError` if the sandbox was closed."""
@@ -394,5 +394,7 @@ def _modal() -> Any:
     try:
         import modal
     except ImportError as error:
-        raise MissingDependencyError("sandbox=modal needs the package modal: pip install modal") from error
+        raise MissingDependencyError(
+            "sandbox=modal needs the package 'modal', which is not installed: pip install modal"
+        ) from error
     return modal

@@ -104,12 +104,12 @@ def _tool(tool: Tool | str | Function) -> Tool:
     if isinstance(tool, type):
         if not issubclass(tool, Tool):
             raise ConfigError(
-                f"tools: {tool.__name__} is a class, but not a subclass of Tool; pass a tool or a function"
+                f"tools: {tool.__name__} is a class, but not a subclass of Tool: pass a Tool or a function"
             )
         return _create(tool, tool.__name__)
     if callable(tool):
         return Tool(function=tool)
-    raise ConfigError(f"tools: {tool!r} is not a tool, a function or a name")
+    raise ConfigError(f"tools: {tool!r}: pass a Tool, a function, or the name of a tool")
 
 
 def _create(cls: Function, label: str, /, **settings: object) -> Tool:

@@ -86,8 +86,8 @@ def chosen_checkpoint(run: Path, name: str) -> Path:
         return found
     there = ", ".join(path.name for path in checkpoints.all())
     if not there:
-        what = "has no checkpoints" if run.exists() else "does not exist"
-        raise ConfigError(f"run={str(run)!r} {what}: name the folder of a training run; {way_to_a_run(run)}")
+        what = "it has no checkpoints" if run.exists() else "there is no such folder"
+        raise ConfigError(f"run={str(run)!r}: {what}; use the folder of a training run: {way_to_a_run(run)}")
     lacks = "none has a score, which keep_best gives; " if name == "best" else ""
     raise ConfigError(f"checkpoint={name!r}: {lacks}{str(run)!r} has {there}; name one of them, or latest")
 

@@ -144,7 +144,7 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
     latest, begun = checkpoints.latest(), (run_dir / "config.yaml").exists()
     if latest is None:
         if resume and not begun:
-            raise ConfigError(f"run_dir={str(run_dir)!r} has no checkpoint to resume from")
+            raise ConfigError(f"run_dir={str(run_dir)!r} has no checkpoint to resume from: start a new run")
         if not resume:
             # Files of something else, which a run would replace or extend.
             foreign = (STORE, EPISODES) if not begun else () if (run_dir / LOCK_FILE).exists() else ("config.yaml",)

@@ -165,7 +165,10 @@ def test_unusable_settings_are_rejected(override: str, message: str) -> None:
             r"algorithm\.aggregation='trajectory-mean-token-mean': verl's own policy losses have no such mean",
         ),
         (["model.lora_rank=2", "model.lora_alpha=2.5"], "verl takes whole numbers only, such as 2"),
-        (["algorithm.name=ppo", "model.lora_rank=2"], "here ppo trains all weights: use 0, or backend=local"),
+        (
+            ["algorithm.name=ppo", "model.lora_rank=2"],
+            "with backend=verl, ppo trains all weights; use 0, or backend=local",
+        ),
     ],
 )
 def test_conflicting_settings_are_rejected(overrides: list[str], message: str) -> None:

@@ -76,8 +76,8 @@ class FunctionAgent(SandboxAgent):
         unknown = [each for each in unknown if each not in PARAMETERS and not takes_any]
         if unknown:
             raise ConfigError(
-                f"agent={name}: its parameter {unknown[0]!r} is not known; a function that works in a sandbox has some "
-                f"of {', '.join(PARAMETERS)}"
+                f"agent={name}: its parameter {unknown[0]!r} is not known: a function that works in a sandbox is given "
+                f"{', '.join(PARAMETERS)}"
             )
 
     async def run(self, instruction: str, sandbox: Sandbox, **others: Any) -> None:

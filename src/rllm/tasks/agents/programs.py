@@ -122,7 +122,7 @@ class Program(SandboxAgent):
                 raise AgentError(_failures[folder])
             if folder.exists():
                 return
-            logger.warning("Installing %s %s (once) into %s", self.name, self.version, folder)
+            logger.warning("installing %s %s (once) into %s", self.name, self.version, folder)
             try:
                 self._install(folder)
             except (OSError, subprocess.SubprocessError) as error:
