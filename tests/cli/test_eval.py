@@ -402,7 +402,7 @@ def test_evaluated_agent_of_a_folder_cannot_change(eval_work, server, runs, fail
         (["sampling.zzz=1"], "sampling.zzz=1: use only temperature, top_p"),
         (["sampling.top_p=high"], "top_p='high'"),
         (["sampling.top_k=["], "top_k='['"),
-        (["optim.lr=1"], "optim.lr=1: it has no effect here; rllm eval takes the settings sampling.NAME=, gateway.NAME="),
+        (["optim.lr=1"], "optim.lr=1 would have no effect; rllm eval takes the settings sampling.NAME=, gateway.NAME="),
         (["model.dtype=float32"], "model.dtype=float32: the server holds the model"),
         (["seed=1"], "seed=1: the server holds the model"),
         (["gateway.prt=1"], "gateway.prt is not a setting; did you mean 'gateway.port'?"),

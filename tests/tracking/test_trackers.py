@@ -84,7 +84,7 @@ def test_failing_tracker_is_reported_and_removed(failing: str, caplog: pytest.Lo
         trackers.progress("update", 0, 1)
         trackers.close()
     assert [record.message for record in caplog.records] == [
-        "tracker Notes failed and is not used any more: OSError: the server is gone"
+        "tracker Notes failed and is no longer used: OSError: the server is gone"
     ]
     assert len(good.calls) == 8
 

@@ -63,7 +63,7 @@ def test_cluster_address_applies_to_verl(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_unreachable_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     with pytest.raises(
-        ConfigError, match=rf"ray.address='127.0.0.1:{port}': nothing answers there.*`ray start --head`"
+        ConfigError, match=rf"ray.address='127.0.0.1:{port}': no Ray cluster answers.*`ray start --head`"
     ):
         check_address(f"127.0.0.1:{port}")
     with pytest.raises(ConfigError, match=r"ray.address='head': use host:port"):
@@ -73,7 +73,7 @@ def test_unreachable_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         check_address("ray://head:10001")
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-    with pytest.raises(ConfigError, match=rf"RAY_ADDRESS='127.0.0.1:{port}': nothing answers there"):
+    with pytest.raises(ConfigError, match=rf"RAY_ADDRESS='127.0.0.1:{port}': no Ray cluster answers"):
         check_address(None)
     monkeypatch.delenv("RAY_ADDRESS")
     check_address(None)

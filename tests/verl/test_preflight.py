@@ -66,7 +66,7 @@ def test_missing_resources_are_reported_in_one_line(address: str, model_folder: 
     assert "need 8 CPUs on a node, and no node has them (node " in few.stderr.replace("\n", " ")
     unreachable = dry_run(tmp_path, "127.0.0.1:1", model)
     assert unreachable.returncode == 2
-    assert "ray.address='127.0.0.1:1': nothing answers there" in unreachable.stderr.replace("\n", " ")
+    assert "ray.address='127.0.0.1:1': no Ray cluster answers" in unreachable.stderr.replace("\n", " ")
 
 
 def test_unresponsive_node_is_reported(address: str, model_folder: Path, tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ def _settings(
         if key.startswith("sampling.") and separator:
             sampling[key.removeprefix("sampling.")] = parse_scalar(text)
         elif key in _OPTIONS:
-            raise ConfigError(f"{pair}: it has no effect here, use {_OPTIONS[key]}")
+            raise ConfigError(f"{pair} would have no effect; use {_OPTIONS[key]}")
         elif served and pair.startswith(_OF_MODEL):
             raise ConfigError(f"{pair}: the server holds the model; leave it out")
         else:

@@ -275,7 +275,7 @@ def settings_to_serve(command: str, pairs: Sequence[str], sections: Sequence[str
     for pair in pairs:
         if "=" in pair and not pair.startswith(tuple(sections)):
             names = ", ".join(name if name.endswith("=") else f"{name}NAME=" for name in sections)
-            raise ConfigError(f"{pair}: it has no effect here; rllm {command} takes the settings {names}")
+            raise ConfigError(f"{pair} would have no effect; rllm {command} takes the settings {names}")
     config = load_config(pairs)
     given = {pair.partition("=")[0] for pair in pairs}
     of_training = [name for name in _OF_TRAINING if f"model.{name}" in given]

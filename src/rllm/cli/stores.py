@@ -67,7 +67,7 @@ def migrate(
         copied = copy_store(read, written, show)
     print(
         f"{counted(copied.num_sessions, 'session')} with {counted(copied.num_traces, 'trace')} copied and compared; "
-        f"{copied.num_skipped} {'was' if copied.num_skipped == 1 else 'were'} there already"
+        f"{copied.num_skipped} {'was' if copied.num_skipped == 1 else 'were'} already there"
     )
 
 

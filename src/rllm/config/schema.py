@@ -228,7 +228,7 @@ class FilterConfig(Section):
     ] = Field(default_factory=list)
     """Reasons for which a rollout ended."""
     truncated: bool = False
-    """Trajectories with an answer that was cut off at its maximal length."""
+    """Trajectories with an answer that was cut off at its maximum length."""
 
 
 class RoleConfig(Section):

@@ -198,8 +198,9 @@ def check_address(address: str | None) -> None:
     assert known is not None
     if known.startswith("ray://"):
         raise ConfigError(
-            f"{key}={known!r}: the trainer and the processes on the nodes must reach each other, so it has to run on a "
-            "machine of the cluster: start the program there, or with `ray job submit`, and leave the address out"
+            f"{key}={known!r}: the trainer and the processes on the nodes must reach each other, so the trainer must "
+            "run on a machine of the cluster: start the program there, or with `ray job submit`, and leave out the "
+            "address"
         )
     host, _, port = known.rpartition(":")
     if not host or not port.isdecimal():
@@ -208,8 +209,8 @@ def check_address(address: str | None) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
     except OSError as error:
         raise ConfigError(
-            f"{key}={known!r}: nothing answers there ({error}): start a cluster with `ray start --head`, or leave it "
-            "out for one on this machine alone"
+            f"{key}={known!r}: no Ray cluster answers at this address ({error}): start one with `ray start "
+            "--head`, or leave it out for one on this machine alone"
         ) from error
 
 

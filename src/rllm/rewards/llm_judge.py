@@ -326,7 +326,9 @@ class RelativeJudge(_Judge):
         random.Random(f"{self.rubric.seed} {order}").shuffle(order)
         numbers = {text: str(number) for number, text in enumerate(order, 1)}
         if self.rubric.ranks and len(trajectories) < 2:
-            return [RewardOutput(None, {"error": "ranks compare answers, and there is one; use 2 rollouts or more"})]
+            return [
+                RewardOutput(None, {"error": "ranks compare answers, and there is only one; use 2 rollouts or more"})
+            ]
         system = self._system(
             "Compare answers to one task, given by number. What tells better from worse decides, even if all are good "
             "or all are bad; answers of equal worth have equal scores.",

@@ -433,4 +433,4 @@ async def _end_with_session(response: Response) -> None:
     if request.method != "POST" or "mcp-session-id" not in request.headers:
         return
     if response.status_code == 404 or (response.status_code == 400 and b"session" in (await response.aread()).lower()):
-        raise ConnectionError(f"the server does not know the session any more (HTTP status {response.status_code})")
+        raise ConnectionError(f"the server no longer knows the session (HTTP status {response.status_code})")

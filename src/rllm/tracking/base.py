@@ -109,7 +109,7 @@ class Trackers:
             try:
                 call(tracker)
             except Exception as error:  # code of other projects, which must not end the run
-                logger.warning("tracker %s failed and is not used any more: %s: %s", name, type(error).__name__, error)
+                logger.warning("tracker %s failed and is no longer used: %s: %s", name, type(error).__name__, error)
                 logger.debug("traceback of the tracker", exc_info=error)
                 self._trackers.remove(named)
 

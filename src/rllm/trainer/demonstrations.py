@@ -227,7 +227,7 @@ def _check_text(messages: object) -> None:
     """Raise `ConfigError` if messages contain anything but text, which tokens do not represent."""
     if kinds := parts_beside_text(messages if isinstance(messages, list) else ()):
         raise ConfigError(
-            f"messages have parts of type {', '.join(kinds)}, and the policy learns from text alone: leave the row "
+            f"messages have parts of type {', '.join(kinds)}, and the policy learns from text only: leave the row "
             "out, or describe them in words"
         )
 

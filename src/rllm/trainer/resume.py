@@ -232,8 +232,8 @@ def check_identity(before: JSONMapping, now: JSONMapping, checkpoint: Path) -> N
     ]
     if changed:
         raise ConfigError(
-            f"{str(checkpoint)!r} is of a run with other settings: {'; '.join(changed)}. Set them back; or start a new "
-            f"run from these weights, with model.path={checkpoint} and another run_dir"
+            f"{str(checkpoint)!r} belongs to a run with other settings: {'; '.join(changed)}. Set them back, or start "
+            f"a new run from these weights, with model.path={checkpoint} and another run_dir"
         )
 
 

@@ -25,7 +25,7 @@ ratio falls instead."""
 MIN_ENTROPY = 0.02
 """Entropy in nats per token below which the policy hardly explores."""
 MAX_CUT_OFF = 0.2
-"""Share of the answers that may be cut off at their maximal length."""
+"""Share of the answers that may be cut off at their maximum length."""
 QUICK_STEPS, QUICK_FALL, MANY_CHOICES = 20, 5.0, 1.0
 """A policy no longer explores, whatever its reward does, if its entropy was at least MANY_CHOICES nats per token and
 falls by a factor of QUICK_FALL within QUICK_STEPS steps."""
@@ -83,14 +83,13 @@ def signals(
         ),
         "all_truncated": (
             of("rollout/truncated") == 1.0,
-            "every answer was cut off at its maximal length: raise rollout.max_tokens and the agent's own "
-            "max_tokens, the lower of which counts, or find out why the model does not end its answers",
+            "every answer was cut off at its maximum length: raise rollout.max_tokens and the agent's own "
+            "max_tokens (the lower one applies), or find out why the model does not end its answers",
         ),
         "many_truncated": (
             MAX_CUT_OFF <= of("rollout/truncated") < 1.0,
-            f"{of('rollout/truncated'):.0%} of the answers were cut off at their maximal length and are scored as they "
-            "are: raise rollout.max_tokens and the agent's own max_tokens, the lower of which "
-            "counts",
+            f"{of('rollout/truncated'):.0%} of the answers were cut off at their maximum length and are scored as they "
+            "are: raise rollout.max_tokens and the agent's own max_tokens (the lower one applies)",
         ),
         "rewards_raise": (
             num_reward_errors > len(episodes) / 2,

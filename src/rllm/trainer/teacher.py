@@ -332,8 +332,8 @@ def demonstration_of(task: object, name: str) -> str:
     found = task.get(name) if isinstance(task, Mapping) else getattr(task, name, None)
     if not isinstance(found, str) or not found.strip():
         raise ConfigError(
-            f"algorithm.demonstration={name!r}: a task has {found!r} there; give each task a text to learn from, or "
-            "name the field that has it"
+            f"algorithm.demonstration={name!r}: this field of a task is {found!r}; give each task a text to learn "
+            "from, or name the field that has it"
         )
     return found
 

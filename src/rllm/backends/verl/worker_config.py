@@ -32,6 +32,7 @@ from rllm.errors import ConfigError
 from rllm.inference.local.loading import MERGE_IT, check_source, is_adapter
 from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
 from rllm.parser.tool_prompt import TemplateChoice
+from rllm.registry import suggestion
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -191,10 +192,8 @@ def compose(config: TrainConfig) -> DictConfig:
         known = OmegaConf.select(composed, section) if section else composed
         is_open = any(part in OPEN for part in section.split("."))
         if key in given and (known is None or name not in known) and not is_open:
-            raise ConfigError(
-                f"verl.overrides.{key}={value!r}: verl has no such key; "
-                + (f"nor {section}" if known is None else f"known there: {', '.join(sorted(map(str, known)))}")
-            )
+            hint = f"nor {section}" if known is None else suggestion(name, sorted(map(str, known)))
+            raise ConfigError(f"verl.overrides.{key}={value!r}: verl has no such key; {hint}")
         OmegaConf.update(composed, key, value, merge=True, force_add=True)
     OmegaConf.resolve(composed)
     return composed

@@ -123,7 +123,7 @@ class VLLMServer:
         except (InferenceError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"vllm.url={url!r}: no vLLM server answers there ({error}): check that it is running, and that the "
-                "address goes up to and including /v1"
+                "address ends in /v1"
             ) from error
         server._set_ready(True)
         return server
@@ -289,8 +289,8 @@ REMEDIES = {
     r"Model architectures? .* (?:is|are) not supported|No model architectures|does not recognize this architecture|"
     r"Cannot find model module": "this vLLM does not know the model: use another version of it (vllm.command), or "
     "model.engine=embedded",
-    r"[Hh]ead[ _]size.*not supported|Unsupported head size|Unsupported CPU attention configuration": "vLLM has no "
-    "attention for this model's head size here: train it with model.engine=embedded",
+    r"[Hh]ead[ _]size.*not supported|Unsupported head size|Unsupported CPU attention configuration": "vLLM's "
+    "attention does not support this model's head size on this machine: use model.engine=embedded",
     r"Free memory on device|No available memory for the cache blocks|out of memory|OutOfMemoryError|"
     r"Not enough memory": "it does not fit into memory: lower vllm.gpu_memory or model.max_length; on a CPU set the "
     "environment variable VLLM_CPU_KVCACHE_SPACE (GiB) lower",
