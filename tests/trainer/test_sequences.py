@@ -86,9 +86,9 @@ def test_steps_without_tokens_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Step(id="x", prompt_ids=[1], response_ids=[2, 3], logprobs=[-1.0]), "step x: 2 response ids but 1 log-prob"),
-        (Step(id="x", prompt_ids=[1], response_ids=[2]), "1 response ids but 0 log-probabilities"),
-        (Step(id="x", response_ids=[2], logprobs=[-1.0]), "step x: 1 response ids after an empty prompt"),
+        (Step(id="x", prompt_ids=[1], response_ids=[2, 3], logprobs=[-1.0]), "step x: 2 sampled ids but 1 log-prob"),
+        (Step(id="x", prompt_ids=[1], response_ids=[2]), "1 sampled ids but 0 log-probabilities"),
+        (Step(id="x", response_ids=[2], logprobs=[-1.0]), "step x: 1 sampled ids after an empty prompt"),
     ],
 )
 def test_misaligned_tokens_stop_the_run(broken: Step, message: str) -> None:

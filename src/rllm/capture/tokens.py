@@ -87,6 +87,13 @@ def tokens_of_choice(response: JSONMapping, choice: JSONMapping, index: int) -> 
     return tokens
 
 
+def check_aligned(response_ids: Sequence[object], logprobs: Sequence[object], *, where: str = "") -> None:
+    """Raise `TokenMismatchError` unless each sampled id has one log-probability; `where` precedes the message."""
+    if len(response_ids) != len(logprobs):
+        counts = f"{len(response_ids)} sampled ids but {len(logprobs)} log-probabilities"
+        raise TokenMismatchError(f"{where}{counts}: every id needs one")
+
+
 def check_tokens(prompt_ids: list[int], response_ids: list[int], logprobs: list[float], *, where: str) -> str | None:
     """Return the reason why the tokens of an answer cannot be trained on; `None` if they can.
 
@@ -100,10 +107,7 @@ def check_tokens(prompt_ids: list[int], response_ids: list[int], logprobs: list[
         given = {"prompt_ids": prompt_ids, "completion_ids": response_ids, "logprobs": logprobs}
         missing = [name for name, values in given.items() if not values]
         return f"{where}: the engine returned no {' and no '.join(missing)}"
-    if len(response_ids) != len(logprobs):
-        raise TokenMismatchError(
-            f"{where}: {len(response_ids)} sampled ids but {len(logprobs)} log-probabilities: every id needs one"
-        )
+    check_aligned(response_ids, logprobs, where=f"{where}: ")
     return None
 
 

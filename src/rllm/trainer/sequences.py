@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
+from rllm.capture.tokens import check_aligned
 from rllm.errors import TokenMismatchError
 from rllm.types import Step
 
@@ -55,12 +56,10 @@ def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[T
     for step in steps:
         if not step.response_ids:
             continue
-        if not demonstrated and len(step.response_ids) != len(step.logprobs):
-            raise TokenMismatchError(
-                f"step {step.id}: {len(step.response_ids)} response ids but {len(step.logprobs)} log-probabilities"
-            )
+        if not demonstrated:
+            check_aligned(step.response_ids, step.logprobs, where=f"step {step.id}: ")
         if not step.prompt_ids:
-            raise TokenMismatchError(f"step {step.id}: {len(step.response_ids)} response ids after an empty prompt")
+            raise TokenMismatchError(f"step {step.id}: {len(step.response_ids)} sampled ids after an empty prompt")
         continued = [item for item in opened if item.continues_in(step.prompt_ids)]
         if not continued:
             opened.append(_OpenSequence(ids=[]))

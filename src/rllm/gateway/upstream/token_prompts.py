@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rllm.capture import PriorAnswer
-from rllm.errors import ConfigError, TokenMismatchError, needed
+from rllm.capture.tokens import check_aligned
+from rllm.errors import ConfigError, needed
 from rllm.parser.answer import AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
@@ -181,10 +182,7 @@ def logprobs_of(
     Raises:
         TokenMismatchError: if there are not as many log-probabilities as ids.
     """
-    if len(token_ids) != len(logprobs):
-        raise TokenMismatchError(
-            f"{len(token_ids)} sampled ids but {len(logprobs)} log-probabilities: every id needs one"
-        )
+    check_aligned(token_ids, logprobs)
     if bytes_of is None:
         named: list[JSONObject] = [{"token": f"token_id:{token_id}", "bytes": None} for token_id in token_ids]
     else:
@@ -284,8 +282,8 @@ def _logprobs(choice: JSONMapping) -> JSONObject | None:
     if numbers is None:
         return None
     ids = choice.get("token_ids")
-    if ids is not None and len(ids) != len(numbers):
-        raise TokenMismatchError(f"{len(ids)} sampled ids but {len(numbers)} log-probabilities: every id needs one")
+    if ids is not None:
+        check_aligned(ids, numbers)
     names = given.get("tokens") or [f"token_id:{token_id}" for token_id in ids or ()]
     rows = zip_longest(numbers, names, given.get("top_logprobs") or ())
     return {
