@@ -279,7 +279,7 @@ def rescore(
 ) -> None:
     """Compute new rewards for the stored episodes of a run or an evaluation, and show the changes.
 
-    They are written to a new file beside the old ones; `rllm export --rewards` reads it.
+    They are written to a new file, and the old ones are kept; `rllm export --rewards` reads it.
     """
     from rich.progress import Progress, TextColumn
 

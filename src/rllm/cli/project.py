@@ -129,8 +129,8 @@ def doctor(
         optional("Model folder or hub id to check; with --base-url the model to request, by default the first served."),
     ] = None,
     api_key: Annotated[str | None, optional("Key of the server.", envvar="OPENAI_API_KEY")] = None,
-    run_dir: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs"),
-    port: Annotated[int, typer.Option(help="Port for rllm gateway.", min=0, max=65535)] = 8080,
+    run_dir: Annotated[Path, typer.Option(help="Folder for runs, to check.")] = Path("runs"),
+    port: Annotated[int, typer.Option(help="Port for `rllm gateway`, to check.", min=0, max=65535)] = 8080,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine, a model, or with --base-url a server for problems with training, each with a fix.

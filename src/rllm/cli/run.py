@@ -60,7 +60,7 @@ class OpenSession:
 def run(
     command: Annotated[list[str], typer.Argument(help="Program and its arguments.", metavar="-- COMMAND")],
     limits: Limits,
-    session: Annotated[str | None, optional("Session of its calls; a new one by default.")] = None,
+    session: Annotated[str | None, optional("Session of the program's calls; a new one by default.")] = None,
     gateway: Annotated[str | None, optional("URL of a running gateway.", metavar="URL")] = None,
     api_key: GatewayKey = None,
     upstream: Server = None,
@@ -75,10 +75,12 @@ def run(
     allow_no_calls: Annotated[
         bool, typer.Option("--allow-no-calls", help="Accept a program that calls no model.")
     ] = False,
-    out: Annotated[Path | None, optional("File for its episode, as JSON.")] = None,
+    out: Annotated[Path | None, optional("File for the episode, as JSON.")] = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print its episode on stdout as one line of JSON; its own output goes to stderr."),
+        typer.Option(
+            "--json", help="Print the episode on stdout as one line of JSON; the program's output goes to stderr."
+        ),
     ] = False,
 ) -> None:
     """Run any program with its model clients pointed at a gateway, and capture its calls, token by token.

@@ -239,7 +239,7 @@ def view(
         optional("Token that callers must present; generated if one is required.", envvar="RLLM_VIEW_TOKEN"),
     ] = None,
     export: Annotated[Path | None, optional("Write the run's report to this HTML file instead.")] = None,
-    browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show runs and evaluations as a local web page: rewards, rollouts, tokens, batches of the optimiser, and timings.
 

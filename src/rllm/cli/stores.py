@@ -169,7 +169,7 @@ def export(
 
 @traces.command(cls=StrictCommand)
 def delete(
-    session: Annotated[list[str], typer.Argument(help="Sessions.")],
+    session: Annotated[list[str], typer.Argument(help="Sessions to delete.")],
     url: Store = DEFAULT_STORE,
 ) -> None:
     """Delete sessions with their traces. By age or size: `rllm store prune`."""

@@ -238,7 +238,7 @@ async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig, budge
                     raise GatewayError(
                         413,
                         f"the request body is longer than {limits.max_body_bytes:,} bytes: shorten the conversation, "
-                        "or raise max_body_bytes of GatewayConfig",
+                        "or raise the limit (--max-body-bytes)",
                     )
                 if size > LARGE and _BUDGET_KEY not in scope:
                     await budget.acquire(scope)

@@ -141,9 +141,9 @@ class Limits:
     """Limits of a program; the fields are options of `rllm run`."""
 
     timeout_s: float | None = None
-    """Seconds after which it is killed; no limit by default."""
+    """Seconds after which the program is killed; no limit by default."""
     max_output_bytes: int = 1_000_000
-    """Bytes of its stdout, and of its stderr, to pass on and keep."""
+    """Bytes of the program's stdout, and of its stderr, to pass on and keep."""
     grace_s: float = 5.0
     """Seconds between SIGTERM and SIGKILL."""
 
