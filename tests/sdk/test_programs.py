@@ -163,7 +163,7 @@ def test_invalid_limits_are_rejected(options: dict[str, Any], named: str) -> Non
 
 
 def test_missing_program_is_reported() -> None:
-    with pytest.raises(ConfigError, match=r"'no-such-program' cannot be started: .*on the PATH"):
+    with pytest.raises(ConfigError, match=r"'no-such-program' cannot be started: .*add its folder to PATH"):
         run("no-such-program")
     with pytest.raises(ConfigError, match="list of a program and its arguments"):
         run_supervised("ls -l", Limits(), env={})

@@ -104,7 +104,7 @@ class VLLMControl(ServerClient):
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"vllm.url={url!r} (rllm doctor: --base-url): use an address such as http://127.0.0.1:8000/v1"
+                f"vllm.url={url!r} (or rllm doctor --base-url): use an address such as http://127.0.0.1:8000/v1"
             )
         super().__init__(url.rstrip("/").removesuffix("/v1"), api_key=api_key, timeout_s=timeout_s)
 
