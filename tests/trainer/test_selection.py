@@ -285,7 +285,7 @@ def test_invalid_filters_are_rejected(wrong: str) -> None:
 
 def test_resampling_requires_several_rollouts_of_a_task() -> None:
     settings = ["algorithm.name=reinforce", "rollout.resample_rounds=2"]
-    with pytest.raises(ConfigError, match=r"rollout.resample_rounds=2: .* use a group_size of at least 2"):
+    with pytest.raises(ConfigError, match=r"rollout.resample_rounds=2: .* use rollout.group_size=2 or more"):
         check_fit(load_config([*settings, "rollout.group_size=1"]), demonstrates=False)
     check_fit(load_config([*settings, "rollout.group_size=2"]), demonstrates=False)
     compared_with_the_greedy_one = ["algorithm.name=remax", "rollout.resample_rounds=2", "rollout.group_size=1"]
