@@ -46,11 +46,11 @@ def check_evaluations(config: TrainConfig, *, has_val_data: bool) -> None:
     if metric is not None and not (metric.removeprefix("-").startswith("eval/") and has_val_data):
         raise ConfigError(
             f"keep_best={metric!r}: use a metric of evaluations, such as eval/accuracy, and give held-out tasks "
-            "(val_dataset, or rllm train --val)"
+            "(val_dataset)"
         )
     if not has_val_data:
         often = ["every"] if config.eval.every else []
-        why = "without held-out tasks; give some (val_dataset, or rllm train --val), or leave it out"
+        why = "without held-out tasks; give some (val_dataset), or leave it out"
         refuse_changes(config.eval, "eval", [*often, "num_rollouts", "temperature", "top_p", "top_k"], why)
 
 
