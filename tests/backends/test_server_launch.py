@@ -163,7 +163,7 @@ def test_server_on_a_shared_gpu_leaves_memory_for_the_trainer(tmp_path: Path) ->
 def test_server_is_not_started_with_an_adapter(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
-    with pytest.raises(ConfigError, match="is an adapter"):
+    with pytest.raises(ConfigError, match="is a LoRA adapter"):
         check_serving(configured(tmp_path))
 
 

@@ -96,7 +96,9 @@ def test_other_group_algorithms_support_step_groups_and_the_rest_reject_them() -
     )
     assert found.batch.advantages.tolist() == pytest.approx([1.5, -1.5])
     for kind in (Reinforce, PPO):
-        with pytest.raises(ConfigError, match=r"algorithm\.step_coef=1\.0: it adds to a comparison of whole trajectories"):
+        with pytest.raises(
+            ConfigError, match=r"algorithm\.step_coef=1\.0: it adds to a comparison of whole trajectories"
+        ):
             kind(step_coef=1.0)
     with pytest.raises(ConfigError, match=r"algorithm\.step_coef=1\.0: it adds to a comparison of whole trajectories"):
         GRPO(step_coef=1.0, level="step")

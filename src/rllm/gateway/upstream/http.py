@@ -298,7 +298,7 @@ def normalized_base_url(url: str) -> str:
             "give the server's key as --upstream-api-key (RLLM_UPSTREAM_API_KEY)"
         )
     if not valid or _NOT_IN_URLS.search(url) or parts.query or parts.fragment:
-        raise ConfigError(f"{url!r}: use the address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1")
+        raise ConfigError(f"{url!r}: use the base URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1")
     base_url = url.rstrip("/")
     return base_url if parts.path.strip("/") else f"{base_url}/v1"
 
