@@ -10,7 +10,9 @@ pytestmark = pytest.mark.frameworks
 FRAMEWORK = Framework(name="qwen-code", package="@qwen-code/qwen-code")
 SHELL = Speech(
     call=lambda prompt, arguments: called(
-        "run_shell_command", {"command": copying(arguments), "is_background": False, "description": "Copy a price"}
+        "run_shell_command",
+        # On a busy machine it returns no output of a command that exits at once.
+        {"command": f"{copying(arguments)}; sleep 1", "is_background": False, "description": "Copy a price"},
     )
 )
 VARIANTS = [
