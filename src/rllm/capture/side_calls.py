@@ -88,7 +88,7 @@ def is_own(metadata: JSONMapping) -> bool:
 def side_calls(traces: Sequence[Trace]) -> dict[str, str]:
     """Return the ids of a session's side calls, each with the reason, `TITLE` or `WITHOUT_TOOLS`.
 
-    There are none if every call, or no call, is a candidate.
+    The result is empty if every call, or no call, is a candidate.
     """
     aside = _candidates(traces)
     if not aside or len(aside) == len(traces):

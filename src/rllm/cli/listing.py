@@ -32,7 +32,7 @@ def list_names(
     if kind is None:
         raise ConfigError(f"rllm list: name one of {', '.join(_KINDS)}")
     if kind not in _KINDS:
-        raise ConfigError(f"rllm list {kind}: there is no such list; {suggestion(kind, _KINDS)}")
+        raise ConfigError(f"rllm list {kind}: unknown list; {suggestion(kind, _KINDS)}")
     if scheme is not None and kind != "envs":
         raise ConfigError(f"rllm list {kind} {scheme}: only envs have further names; leave {scheme} out")
     from rllm.environments.named import names_of

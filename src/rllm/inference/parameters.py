@@ -128,7 +128,7 @@ response_format[json_object], response_format[json_schema] | refused | decoding 
 response_format[*] | refused | decoding is not constrained: sample with vLLM
 modalities, modalities[text] | honoured |
 modalities[audio], modalities[*], audio | refused | answers are text
-web_search_options | refused | there is no search: provide one as a tool
+web_search_options | refused | web search is not supported: provide it as a tool
 stream_options, stream_options.include_usage | honoured |
 stream_options.include_obfuscation | no effect |
 frequency_penalty, presence_penalty, logit_bias | named |

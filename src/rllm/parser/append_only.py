@@ -1,4 +1,4 @@
-"""Messages to text that only ever grows, through a chat template that may rewrite what it has printed before.
+"""Rendering of messages as text that only grows, with a chat template that may rewrite what it printed before.
 
 To find what a message *adds*, the template prints the conversation with the message and without it. If the template
 rewrites the past (strips reasoning, moves the system prompt, ends the last turn differently), the two texts differ

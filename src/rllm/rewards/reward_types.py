@@ -81,7 +81,7 @@ def field_of(task: object, *names: str, reward: str) -> Any:
     """Return the first of these fields that the task has and that is not `None`.
 
     Raises:
-        RewardError: if there is none, so that the rollout stays unscored; the message has the fields of the task.
+        RewardError: if the task has none of them, so that the rollout stays unscored; the message lists its fields.
     """
     if not isinstance(task, Mapping):
         raise RewardError(f"{reward} needs a task that is a mapping, not {type(task).__name__}")

@@ -174,7 +174,7 @@ def run_supervised(
     on_output: Callable[[Stream, bytes], None] | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> ProgramResult:
-    """Run a program until it ends, exceeds its time limit or is no longer wanted; then kill all that it started.
+    """Run a program until it ends, exceeds its time limit or `is_wanted` returns False; then kill all its processes.
 
     On Linux that is every process, daemons included, even if this process is killed; elsewhere it is the process group.
 

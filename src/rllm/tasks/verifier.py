@@ -68,7 +68,7 @@ def reward_in(name: str, content: str) -> tuple[float, dict[str, float]]:
         content: text of the file.
 
     Raises:
-        RewardError: if there is no finite number; its message continues a sentence about the verifier.
+        RewardError: if the reward is not a finite number; its message continues a sentence about the verifier.
     """
     if name not in ("reward.json", "reward.txt"):
         what = "left no regular file as reward" if name == "odd" else "wrote no reward"

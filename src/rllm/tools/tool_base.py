@@ -87,7 +87,8 @@ class Tool:
         max_output_chars: limit of the output that the model sees.
 
     Raises:
-        ConfigError: if there is nothing to call, its name is invalid, or its signature has no JSON schema.
+        ConfigError: if neither `function` nor `forward` is given, the name is invalid, or the signature has no JSON
+            schema.
     """
 
     def __init__(

@@ -89,10 +89,10 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         yield
 
     def profiler_start(self) -> None:
-        """Do nothing: there is no profiler for CPUs."""
+        """Do nothing, because CPUs are not profiled."""
 
     def profiler_stop(self) -> None:
-        """Do nothing: there is no profiler for CPUs."""
+        """Do nothing, because CPUs are not profiled."""
 
     def ray_resource_name(self) -> str:
         return "CPU"

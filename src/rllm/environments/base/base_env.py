@@ -123,7 +123,7 @@ def load_named_code(env_args: JSONMapping) -> JSONObject:
     """Return arguments of a ready-made environment with import paths replaced by the objects that they name.
 
     Raises:
-        ConfigError: if there is no such object.
+        ConfigError: if an object does not exist.
     """
     loaded = dict(env_args)
     if isinstance(loaded.get("reward_fn"), str):

@@ -139,7 +139,7 @@ class UpstreamPool:
             config: limits.
 
         Raises:
-            ConfigError: if there is no URL, if one is given twice, or if one is not a web address.
+            ConfigError: if no URL is given, if one is given twice, or if one is not a web address.
         """
         if not urls:
             raise ConfigError("upstream: give the base URL of at least one inference server")

@@ -56,7 +56,7 @@ class TokenPrompts:
         """Load the tokenizer of a model folder or hub id; `chat_template` is the server's, if it is not the model's.
 
         Raises:
-            ConfigError: if there is no tokenizer, or it has no chat template, or the named one cannot be used.
+            ConfigError: if the tokenizer or its chat template is missing, or the named template cannot be used.
             MissingDependencyError: without transformers.
         """
         with needed("transformers", "train", "a tokenizer for exact turns"):
@@ -180,7 +180,7 @@ def logprobs_of(
         alternatives: for each token, ids and log-probabilities for `top_logprobs`.
 
     Raises:
-        TokenMismatchError: if there are not as many log-probabilities as ids.
+        TokenMismatchError: if the numbers of ids and of log-probabilities differ.
     """
     check_aligned(token_ids, logprobs)
     if bytes_of is None:
