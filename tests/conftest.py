@@ -33,7 +33,7 @@ settings.register_profile(
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=int(os.environ.get("RLLM_EXAMPLES", "10")),
+    max_examples=int(os.environ.get("RLLM_EXAMPLES", "6")),
 )
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,8 +26,8 @@ IMPORTS = (
     "langgraph.graph langchain_openai rllm.cli rllm.trainer.agent_trainer rllm.testing.tiny_policy"
 )
 PARTS = [
-    "trainer", "gateway", "backends", "cli", "compat data viewer sandbox algorithms", "sdk engine tools", "security store",
-    "inference", "parser rewards frameworks testing",
+    "trainer", "gateway", "backends", "sdk engine tools", "cli", "inference", "compat data viewer sandbox algorithms",
+    "parser", "security store", "rewards frameworks testing",
 ]  # fmt: skip
 """Folders of tests; all others are the last part."""
 NOT_HERE = ["test_language.py"]

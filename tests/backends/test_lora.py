@@ -92,7 +92,7 @@ async def answers(backend: LocalBackend) -> list[Any]:
     ("family", "options", "decoder"),
     [
         ("Qwen3", {}, SlotDecoder),
-        ("Llama", {"attention_bias": True}, SlotDecoder),
+        pytest.param("Llama", {"attention_bias": True}, SlotDecoder, marks=pytest.mark.slow),
         ("Mistral", {"sliding_window": 8}, DynamicDecoder),
     ],
     ids=str,

@@ -105,7 +105,7 @@ def test_experts_without_adapter_are_warned_about_once(
     ("family", "targets"),
     [
         ("granitemoe", ["all-linear", *GRANITE]),
-        ("qwen3_moe with a dense layer", ["all-linear"]),
+        pytest.param("qwen3_moe with a dense layer", ["all-linear"], marks=pytest.mark.slow),
         pytest.param("gpt_oss", ["all-linear", *STACKED], marks=pytest.mark.slow),
         pytest.param("qwen2_moe", ["q_proj", "mlp.gate", *STACKED], marks=pytest.mark.slow),
         pytest.param("lfm2_moe", ["all-linear", *STACKED], marks=pytest.mark.slow),

@@ -67,7 +67,7 @@ def batch_of(*sequences: list[int]) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_quantised_weights_compute_the_same_as_dequantised_ones(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend], recompute: bool
 ) -> None:

@@ -23,7 +23,7 @@ KINDS = pytest.mark.parametrize(
     "overrides",
     [
         [],
-        ["model.dtype=bfloat16"],
+        pytest.param(["model.dtype=bfloat16"], marks=pytest.mark.slow),
         ["model.lora_rank=2"],
         pytest.param(["model.reference_offload=true"], marks=pytest.mark.slow),
     ],

@@ -55,6 +55,7 @@ async def run_until_killed(url, process, acknowledged, *, num_calls):
         await asyncio.gather(*agents)
 
 
+@pytest.mark.slow
 def test_acknowledged_calls_are_never_lost(upstream, tmp_path):
     database = tmp_path / "traces.db"
     acknowledged = {}

@@ -278,7 +278,9 @@ async def test_many_requests_with_different_settings_share_few_slots(make_engine
     [
         pytest.param("Mistral", {"sliding_window": 8}, DynamicDecoder, marks=pytest.mark.slow),
         ("Gemma3", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}, DynamicDecoder),
-        ("RecurrentGemma", {"lru_width": 32, "num_hidden_layers": 3}, RecomputeDecoder),
+        pytest.param(
+            "RecurrentGemma", {"lru_width": 32, "num_hidden_layers": 3}, RecomputeDecoder, marks=pytest.mark.slow
+        ),
         pytest.param(
             "GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}, SlotDecoder, marks=pytest.mark.slow
         ),

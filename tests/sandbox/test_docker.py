@@ -21,6 +21,8 @@ from rllm.sandbox.owner import this_process
 from ..waiting import wait_for
 from .conftest import DEBIAN, SMALL
 
+pytestmark = pytest.mark.sandbox
+
 SCRIPT = f"""#!{sys.executable} -S
 import json, os, pathlib, sys
 folder, arguments = pathlib.Path(__file__).parent, sys.argv[1:]

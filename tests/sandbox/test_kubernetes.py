@@ -13,6 +13,8 @@ from rllm.sandbox import SandboxError, SandboxLimits, kubernetes, open_backend
 from rllm.sandbox.base import ImageSource
 from rllm.sandbox.owner import this_process
 
+pytestmark = pytest.mark.sandbox
+
 SCRIPT = f"""#!{sys.executable} -S
 import json, os, pathlib, sys
 folder, arguments = pathlib.Path(__file__).parent, sys.argv[1:]

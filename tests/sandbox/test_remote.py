@@ -21,6 +21,8 @@ from rllm.sandbox import SandboxError, SandboxLimits
 from rllm.sandbox.base import ImageSource
 from rllm.sandbox.remote import E2B, Daytona, Modal
 
+pytestmark = pytest.mark.sandbox
+
 LIMITS = SandboxLimits(cpus=1.5, memory_mb=1500, disk_mb=3000)
 
 

@@ -18,6 +18,7 @@ from .test_loop import At, interrupt, step_words
 from .test_resume import assert_the_same, model, quiet, rollouts_of  # noqa: F401
 
 
+@pytest.mark.slow
 def test_zero_staleness_equals_the_synchronous_loop_bit_for_bit(
     model: Path,  # noqa: F811
     tmp_path: Path,

@@ -362,7 +362,9 @@ _defaults: dict[tuple[Any, bool], Run] = {}
 
 
 @pytest.mark.parametrize("key", SEEN)
-@pytest.mark.parametrize("is_set", [False, True], ids=["default", "set"])
+@pytest.mark.parametrize(
+    "is_set", [pytest.param(False, id="default", marks=pytest.mark.slow), pytest.param(True, id="set")]
+)
 def test_setting_changes_the_run(
     run_trainer: RunTrainer, key: str, is_set: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ def check(
         ),
     ],
     sandbox: Annotated[str, typer.Option(help="Kind of sandboxes: local, podman, docker, ...")] = "local",
-    concurrent: Annotated[int, typer.Option(help="Number of tasks checked at the same time.", min=1)] = 2,
+    max_concurrent: Annotated[int, typer.Option(help="Number of tasks checked at the same time.", min=1)] = 2,
     as_json: OnlyJson = False,
 ) -> None:
     """Check that each task's solution passes its verifier, and that doing nothing does not.
@@ -50,13 +50,13 @@ def check(
     from rllm.tasks.folder import read_tasks
 
     found = read_tasks(source)
-    backend = SandboxPool(open_backend(sandbox), concurrency=concurrent)
+    backend = SandboxPool(open_backend(sandbox), concurrency=max_concurrent)
     console = terminal.console(stderr=True)
 
     def report(task: TaskCheck) -> None:
         console.print(f"{task.task}: {'ok' if task.ok else 'failed'}", markup=False)
 
-    checked = asyncio.run(check_tasks(found, backend, max_concurrent=concurrent, on_check=report))
+    checked = asyncio.run(check_tasks(found, backend, max_concurrent=max_concurrent, on_check=report))
     num_failed = sum(not task.ok for task in checked)
     if as_json:
         terminal.print_json({"tasks": [task.to_dict() for task in checked], "ok": not num_failed})
