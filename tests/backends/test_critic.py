@@ -169,6 +169,7 @@ def test_checkpoint_without_critic_removes_an_older_critic(
     assert not backend.values(groups()).any(), "it is created again"
 
 
+@pytest.mark.slow
 def test_critic_has_its_own_adapter(make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path) -> None:
     lora = LoraSettings(rank=2, alpha=4)
     one, other = (make_backend(make_model(), lora=lora, lr=1e-3, critic=FAST) for _ in range(2))

@@ -114,6 +114,7 @@ async def test_the_sampler_decodes_with_the_adapter(
             assert (found - plain_logprobs(plain, sequence, start)).abs().max() > 1e-2, "it makes a difference"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")
 async def test_sampler_applies_the_adapter_of_a_router(make_backend: MakeBackend, tokenizer: Any) -> None:
     """peft gives AFMoE's router, a linear layer, another weight for each pass, which a packed copy does not include."""
@@ -157,6 +158,7 @@ def test_decoder_that_ignores_the_adapter_is_not_chosen(
     assert isinstance(backend.inference._scheduler._decoder, DynamicDecoder | RecomputeDecoder)
 
 
+@pytest.mark.slow
 def test_gradients_do_not_depend_on_the_number_of_micro_batches(
     make_backend: MakeBackend, make_model: Make, groups: Make
 ) -> None:

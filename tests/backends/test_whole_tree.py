@@ -84,6 +84,7 @@ def test_blocks_equal_those_of_all_pairs_of_tokens(shapes: list[tuple[int, int, 
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
+@pytest.mark.slow
 def test_gradients_flow_through_shared_prefixes(exact_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # PyTorch computes the gradients on a CPU, too, but does not enable it, because it is slow.
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)

@@ -227,6 +227,7 @@ def test_local_model_can_be_used(work, policy):
     assert json.loads(done.stdout)["trajectories"][0]["steps"][0]["response_ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_signal_stops_the_program_and_its_children(server, work, number):

@@ -59,6 +59,7 @@ def test_run_in_the_runs_folder_is_shown_without_token_at_a_loopback_address(ser
     assert "Reward" in read(address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [[], pytest.param(["--token", ""], marks=pytest.mark.slow)])
 def test_other_addresses_need_a_token(serve, given):
     address = serve("--host", "0.0.0.0", *given)

@@ -459,6 +459,7 @@ def test_well_formed_calls_within_text_are_all_found(name: str, data: Any) -> No
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES + TAGGED + LITERALS)
 @pytest.mark.parametrize(
     "piece_of",

@@ -241,6 +241,7 @@ def test_answer_without_a_box_is_wrong_with_the_reason(text: str, reason: str) -
     assert reason in verdict.metadata["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [

@@ -46,6 +46,7 @@ def test_box_at_the_end_is_found_after_any_text(noise: str, answer: str) -> None
         assert last_boxed(rf"{noise}\boxed{{{answer}}}") == answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", [r"\boxed{" * 100_000, "{" * 200_000, "**" * 100_000, "<answer>" * 100_000, "```\n" * 50_000]
 )

@@ -375,6 +375,7 @@ with get_chat_client() as client, session(turn=1):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program", [pytest.param(PLAIN, id="plain"), pytest.param(WITH_SDK, id="sdk", marks=pytest.mark.slow)]
 )

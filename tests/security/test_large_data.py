@@ -7,7 +7,7 @@ import sqlite3
 import tracemalloc
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ def test_stream_is_decompressed_up_to_its_limit() -> None:
     assert unpack_zlib(zlib.compress(b"x" * 100), limit=100) == b"x" * 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "refused"),
     [
@@ -83,31 +84,34 @@ def test_values_count_towards_the_limit_and_text_does_not(text: bytes, refused: 
         check_values(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("column", "blob"),
+    ("column", "make_blob"),
     [
-        ("document", bytes([0x80]) + zstd_bomb(300)),
-        ("document", bytes([0x80]) + zstd_bomb(300, claimed=1000)),
-        ("document", bytes([0x80]) + zstandard.compress(b'{"messages":[' + b"[]," * 12_000_000 + b"[]]}", 1)),
-        ("document", bytes([0x80]) + zstandard.compress(b"{}", 1)[:-2]),
-        ("document", bytes([0x80]) + zstandard.compress(b'{"messages":[]}', 1) * 2),
-        ("document", bytes([1]) + b"[" * 100_000),
-        ("document", bytes([1]) + b"9" * 100_000),
-        ("prompt_ids", bytes([0x84]) + zstd_bomb(80)),
-        ("response_ids", bytes([0x84]) + zstd_bomb(80, claimed=None)),
-        ("logprobs", bytes([0x84]) + b"\xff\xff\xff\x7f"),
-        ("logprobs", bytes([7]) + b"1234567"),
-        ("document", b'\0"text"'),
-        ("document", b'\0{"messages":5}'),
+        ("document", lambda: bytes([0x80]) + zstd_bomb(300)),
+        ("document", lambda: bytes([0x80]) + zstd_bomb(300, claimed=1000)),
+        ("document", lambda: bytes([0x80]) + zstandard.compress(b'{"messages":[' + b"[]," * 12_000_000 + b"[]]}", 1)),
+        ("document", lambda: bytes([0x80]) + zstandard.compress(b"{}", 1)[:-2]),
+        ("document", lambda: bytes([0x80]) + zstandard.compress(b'{"messages":[]}', 1) * 2),
+        ("document", lambda: bytes([1]) + b"[" * 100_000),
+        ("document", lambda: bytes([1]) + b"9" * 100_000),
+        ("prompt_ids", lambda: bytes([0x84]) + zstd_bomb(80)),
+        ("response_ids", lambda: bytes([0x84]) + zstd_bomb(80, claimed=None)),
+        ("logprobs", lambda: bytes([0x84]) + b"\xff\xff\xff\x7f"),
+        ("logprobs", lambda: bytes([7]) + b"1234567"),
+        ("document", lambda: b'\0"text"'),
+        ("document", lambda: b'\0{"messages":5}'),
     ],
 )
-def test_row_that_decompresses_beyond_the_limit_is_reported(tmp_path: Path, column: str, blob: bytes) -> None:
+def test_row_that_decompresses_beyond_the_limit_is_reported(
+    tmp_path: Path, column: str, make_blob: Callable[[], bytes]
+) -> None:
     url = str(tmp_path / "traces.db")
     with open_store(url) as store:
         store.add([trace("harmless", "other")]).result(60)
         store.add([trace("planted", "hostile")]).result(60)
     with closing(sqlite3.connect(url)) as database, database:
-        database.execute(f"UPDATE traces SET {column} = ? WHERE id = 'planted'", (blob,))
+        database.execute(f"UPDATE traces SET {column} = ? WHERE id = 'planted'", (make_blob(),))
     with open_store(url, read_only=True) as store:
         with at_most(400), pytest.raises(StoreError, match=r"'hostile'.*'planted'"):
             store.by_session("hostile")
@@ -164,6 +168,7 @@ def test_circular_schema_references_end() -> None:
     assert arguments_json({"x": "5"}, {"properties": {"x": deep}}) == '{"x": "5"}'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "argument", ["9" * 100_000, "[" * 100_000, '{"a":' * 100_000, "-" + "9" * 5_000, "1e999999999"]
 )

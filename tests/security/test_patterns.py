@@ -256,6 +256,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_answers_are_parsed_in_linear_time(reader: str) -> None:
     markup = tool_parser(reader).markup if reader in TOOL_FORMATS else ("\\boxed{", "<answer>", "```\n", "A, B, ", "1 ")

@@ -102,6 +102,7 @@ def test_early_rollouts_are_repeated_after_an_interruption(run_trainer: RunTrain
     assert len(stored) == len(set(stored)) == 5 * 6
 
 
+@pytest.mark.slow
 def test_answers_continue_across_updates_of_a_real_policy(model: Path, tmp_path: Path) -> None:  # noqa: F811
     trainer = mortal_run.trainer_of(tmp_path / "run", model, 4, max_staleness=2)
     result = trainer.train()

@@ -246,6 +246,7 @@ def test_tutorial_trains_without_logging_each_call(tmp_path: Path) -> None:
     assert "data.max_prompt_length, here model.max_length=10015" in refused.stderr
 
 
+@pytest.mark.slow
 def test_resolver_is_registered_in_any_import_order(tmp_path: Path) -> None:
     done = run_script(tmp_path, LATE_OMEGACONF)
     assert (done.stdout, done.stderr) == ("12\n", "")

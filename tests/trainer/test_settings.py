@@ -361,10 +361,9 @@ _defaults: dict[tuple[Any, bool], Run] = {}
 """The runs without any of these settings, by their agent and whether they are evaluated."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", SEEN)
-@pytest.mark.parametrize(
-    "is_set", [pytest.param(False, id="default", marks=pytest.mark.slow), pytest.param(True, id="set")]
-)
+@pytest.mark.parametrize("is_set", [False, True], ids=["default", "set"])
 def test_setting_changes_the_run(
     run_trainer: RunTrainer, key: str, is_set: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +399,7 @@ def built(folder: Path, *overrides: str) -> LocalBackend:
     return backend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", BUILT)
 def test_setting_changes_the_backend(model_folder: Path, key: str) -> None:
     _, observe, expected = BUILT[key]
