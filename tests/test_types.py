@@ -134,7 +134,7 @@ def test_unscored_is_zero_in_arithmetic_and_distinguishable() -> None:
     assert is_scored(0.0)
     assert is_scored(0)
     assert is_scored(False)
-    assert is_scored(UNSCORED + 0.0), "the result of arithmetic is a number that somebody made"
+    assert is_scored(UNSCORED + 0.0), "the result of arithmetic is an ordinary number"
     assert repr(UNSCORED) == "UNSCORED"
 
 

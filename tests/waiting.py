@@ -11,6 +11,6 @@ def wait_for(read: Callable[[], T], timeout_s: float = 60.0) -> T:
     """Return the result of `read`, once that is true."""
     deadline = time.monotonic() + timeout_s
     while not (value := read()):
-        assert time.monotonic() < deadline, f"nothing came about within {timeout_s:g} s"
+        assert time.monotonic() < deadline, f"the condition was not met within {timeout_s:g} s"
         time.sleep(0.01)
     return value

@@ -128,11 +128,15 @@ def test_run_ends_early_if_little_is_recomputed() -> None:
     groups = [[*range(4), *range(10 * group, 10 * group + 6)] for group in range(1, 5)]
     batch = Batch.of([sequence(prompt, ([100 + number] * 10, [])) for prompt in groups for number in range(3)])
     # A group has 40 tokens, of which it shares 4 with the others; within it 10 are shared.
-    assert list(batch.split(1000, 85)) == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]], "36 more are 76 tokens"
-    assert list(batch.split(1000, 50)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], "4 of 40 tokens are a tenth"
-    assert list(batch.split(1000, 20)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], "10 of 20 are a half"
-    assert list(batch.split(30, 20)) == list(batch.split(30)), "the bound holds in any case"
-    assert list(lengths(5, 5, 3, 8, 2).split(100, 10)) == [[0, 1], [2], [3, 4]], "what shares nothing fills its run"
+    assert list(batch.split(1000, 85)) == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]], "two groups have 76 tokens"
+    assert list(batch.split(1000, 50)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], (
+        "a group repeats 4 of 40 tokens"
+    )
+    assert list(batch.split(1000, 20)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], (
+        "within a group 10 of 20 repeat"
+    )
+    assert list(batch.split(30, 20)) == list(batch.split(30)), "an aim does not raise the limit"
+    assert list(lengths(5, 5, 3, 8, 2).split(100, 10)) == [[0, 1], [2], [3, 4]], "nothing is repeated anywhere"
 
 
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=12), st.integers(1, 60))

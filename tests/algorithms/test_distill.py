@@ -49,7 +49,7 @@ def test_rewards_are_ignored() -> None:
 def test_any_algorithm_can_have_a_teacher() -> None:
     for algorithm in (Distill(), GRPO(teacher_coef=0.1), PPO(teacher_coef=0.1)):
         assert algorithm.needs_teacher
-        assert algorithm.learns_without_advantage, "what earned the same throughout is still judged by the teacher"
+        assert algorithm.learns_without_advantage, "groups with equal rewards still learn from the teacher"
     assert not GRPO().needs_teacher
 
 

@@ -89,7 +89,7 @@ def test_saved_tokens_count_branches_not_samples() -> None:
 def test_sequences_that_fit_a_row_share_every_token() -> None:
     answers = [[7, 1, 1], [7, 1, 2], [7, 2, 2]]
     tree = build_tree([[5] * 100 + answer for answer in answers])
-    assert tree.ids == [*[5] * 100, 7, 1, 1, 2, 2, 2], "of 309 tokens, which are more than a row, an answer is a few"
+    assert tree.ids == [*[5] * 100, 7, 1, 1, 2, 2, 2], "the three answers fit a row"
 
 
 def test_equal_sequences_share_everything() -> None:

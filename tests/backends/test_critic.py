@@ -58,7 +58,7 @@ def test_values_do_not_depend_on_the_next_token(make_backend: MakeBackend, group
     prompt = list(range(3, 30))
     one, other = backend.values(Batch.of([sequence_of(prompt, [40, 41]), sequence_of(prompt, [50, 41])])).view(2, 2)
     assert one[0] == other[0] != 0
-    assert (one[1] - other[1]).abs() > 1e-4, "the next one knows what was chosen"
+    assert (one[1] - other[1]).abs() > 1e-4, "the next value depends on the chosen token"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_minibatches_and_epochs_apply_to_the_critic(make_backend: MakeBackend, g
     batch: Batch = judged(backend, groups(2, 2), returns=3.0)
     metrics = update_weights(backend, batch, PPO(value_clip=None)).metrics
     assert metrics["optim/num_updates"] == 6
-    assert 0 < metrics["critic/loss"] < 0.25 * 9, "later updates know more"
+    assert 0 < metrics["critic/loss"] < 0.25 * 9, "the critic improves between updates"
     assert 0 < metrics["critic/value"] < 3, "the mean over all updates"
 
 
@@ -140,7 +140,7 @@ def test_resumed_run_continues_bit_for_bit(
     other.load(tmp_path)
     last = [update_weights(backend, judged(backend, groups(seed=2)), PPO()).metrics for backend in (one, other)]
     assert last[0] == last[1]
-    assert last[0]["optim/num_updates"] == 1, "the warm-up is not done twice"
+    assert last[0]["optim/num_updates"] == 1, "the warm-up is not repeated"
     assert torch.equal(one.values(groups()), other.values(groups()))
 
 
@@ -166,7 +166,7 @@ def test_checkpoint_without_critic_removes_an_older_critic(
     for _ in range(2):
         update_weights(backend, judged(backend, groups()), PPO())
     backend.load(tmp_path)
-    assert not backend.values(groups()).any(), "it is created again"
+    assert not backend.values(groups()).any(), "a new critic predicts 0"
 
 
 @pytest.mark.slow
@@ -189,4 +189,4 @@ def test_explained_variance_by_hand() -> None:
     assert explained_variance(returns, returns) == 1.0
     assert explained_variance(torch.zeros(4), returns) == 0.0
     assert explained_variance(0.5 * returns, returns) == 0.75
-    assert explained_variance(torch.zeros(4), torch.ones(4)) == 0.0, "there is nothing to foresee"
+    assert explained_variance(torch.zeros(4), torch.ones(4)) == 0.0, "constant returns have no variance to explain"

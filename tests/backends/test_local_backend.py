@@ -119,7 +119,7 @@ def test_autocast_changes_results_but_not_stored_formats(
     assert 1e-6 < (rough - exact).abs().max() < 0.2
     assert torch.nn.functional.cosine_similarity(gradient(plain, batch), gradient(fast, batch), dim=0) > 0.98
     assert {weight.dtype for weight in fast.model.parameters()} == {torch.float32}
-    # The ratio is that of the same arithmetic: 1 before the first update.
+    # Old and new log-probabilities are both rounded, so the ratio is 1 before the first update.
     batch.old_logprobs = rough
     assert update_weights(fast, batch, GRPO()).metrics["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
 
@@ -134,7 +134,7 @@ def test_adamw_in_main_memory_gives_the_same_weights(make_backend: MakeBackend, 
         update_weights(backend, groups(seed=1), GRPO())
     expected = weights_of(plain.model)
     assert same_weights(expected, weights_of(spared.model))
-    assert same_weights(expected, weights_of(resumed.model)), "a run may change its mind about where AdamW works"
+    assert same_weights(expected, weights_of(resumed.model)), "a resumed run may move AdamW to main memory"
 
 
 def test_dropping_sequences_without_advantage_keeps_the_gradient(
@@ -178,7 +178,7 @@ def test_metrics_of_an_update(make_backend: MakeBackend) -> None:
     assert 0 < metrics["policy/entropy"] <= torch.log(torch.tensor(float(backend.model.config.vocab_size)))
     assert metrics["policy/grad_norm"] > 0
     assert (metrics["optim/lr"], metrics["optim/num_updates"]) == (1e-3, 1.0)
-    assert (metrics["tokens/trained"], metrics["tokens/forward"]) == (3.0, 21.0), "no last token is needed"
+    assert (metrics["tokens/trained"], metrics["tokens/forward"]) == (3.0, 21.0), "no answer's last token is computed"
     assert metrics["tokens/shared"] == pytest.approx(1 - 21 / 41)
 
 
@@ -247,7 +247,7 @@ async def test_trainer_and_sampler_agree_before_and_after_updates(
         assert backend.publish() == backend.weight_version == version
     new = await sampled(backend, prompts, temperature=0.8)
     torch.testing.assert_close(backend.score(new), new.sampler_logprobs, atol=1e-4, rtol=0)
-    assert (backend.score(old) - old.sampler_logprobs).abs().max() > 1e-2, "the updates did move the policy"
+    assert (backend.score(old) - old.sampler_logprobs).abs().max() > 1e-2, "the updates changed the policy"
 
 
 def test_non_finite_weights_are_not_published(make_backend: MakeBackend, make_model: Make) -> None:

@@ -114,7 +114,7 @@ def test_logits_are_computed_chunk_by_chunk(entropy_gradient: bool, monkeypatch:
     assert max(forward_sizes) <= 1000
     assert sum(forward_sizes) == 500 * 30
     assert sum(head.sizes) == 2 * 500 * 30, "computed again in the backward pass"
-    assert max(kept) <= 500 * 4, "and none kept for it"
+    assert max(kept) <= 500 * 4, "no logits are kept for the backward pass"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

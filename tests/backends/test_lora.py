@@ -111,7 +111,9 @@ async def test_the_sampler_decodes_with_the_adapter(
             found = torch.tensor(output.logprobs)
             expected = plain_logprobs(backend.model, sequence, start)
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-            assert (found - plain_logprobs(plain, sequence, start)).abs().max() > 1e-2, "it makes a difference"
+            assert (found - plain_logprobs(plain, sequence, start)).abs().max() > 1e-2, (
+                "the adapter changes the log-probabilities"
+            )
 
 
 @pytest.mark.slow
@@ -304,7 +306,7 @@ def test_same_seed_gives_the_same_initial_adapter(make_backend: MakeBackend, mak
     assert not same_weights(one, other)
     model, state = make_model(), torch.get_rng_state()
     make_backend(model, lora=SMALL)
-    assert torch.equal(state, torch.get_rng_state()), "whoever else draws numbers is not disturbed"
+    assert torch.equal(state, torch.get_rng_state()), "the global random state is unchanged"
 
 
 def cut(folder: Path) -> None:

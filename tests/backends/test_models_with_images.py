@@ -87,7 +87,7 @@ def test_saved_weights_equal_the_loaded_ones(
     assert before.keys() == after.keys()
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     assert AutoConfig.from_pretrained(saved).architectures == AutoConfig.from_pretrained(folder).architectures
-    assert (saved / "preprocessor_config.json").is_file(), "servers do not start without"
+    assert (saved / "preprocessor_config.json").is_file(), "servers do not start without it"
     shutil.rmtree(folder)
     backend.save(saved)
 
@@ -109,7 +109,7 @@ def test_adapters_are_added_only_to_layers_used_for_text(
 ) -> None:
     backend = make_backend(load_model(folder_of(LLAVA), device="cpu").model, lora=LoraSettings(rank=2, alpha=4))
     trained = [name for name, weight in backend.model.named_parameters() if weight.requires_grad]
-    assert len(trained) == 14, "seven layers"
+    assert len(trained) == 14, "two matrices for each of seven layers"
     assert all(name.startswith("model.language_model.") for name in trained)
 
 

@@ -63,9 +63,9 @@ def test_updates_change_the_policy_and_not_the_reference(
     backend, batch = open_run(*overrides), groups()
     original = backend.score(batch)
     learn(backend, batch, original)
-    assert torch.equal(backend.score_reference(batch), original), "although it is asked for after the update only"
+    assert torch.equal(backend.score_reference(batch), original), "even if first scored after the update"
     assert (backend.score(batch) - original).abs().max() > 1e-2
-    assert torch.equal(backend.score_reference(batch), original), "and once more"
+    assert torch.equal(backend.score_reference(batch), original), "and a second time"
 
 
 @KINDS

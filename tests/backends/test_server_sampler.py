@@ -192,7 +192,7 @@ def test_restarted_server_gets_weights_before_calls(
     server.restart()
     deadline = time.monotonic() + PATIENCE_S
     while server.weight_version != known:
-        assert time.monotonic() < deadline, "nobody noticed"
+        assert time.monotonic() < deadline, "the restart was not noticed"
         time.sleep(0.02)
     sampler: Any = backend._sampler
     sampler.server.await_ready()

@@ -91,7 +91,7 @@ def seen_by_token(tree: TokenTree, row_tokens: int, shared_saved: int | None) ->
         shared = [prefix.tokens.tolist() for prefix in block.shared for _ in range(prefix.num_rows)] or [[]] * num_rows
         for row, place in block.is_real.nonzero().tolist():
             token = int(block.tokens[row, place])
-            assert token not in seen, "each is in one row"
+            assert token not in seen, "each token is in one row"
             seen[token] = sorted([*shared[row], *keys[row][mask[row, 0, place]].tolist()])
     return seen
 

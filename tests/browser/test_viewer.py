@@ -112,9 +112,9 @@ def test_segments_and_sub_agents_form_a_tree(look: NewLook) -> None:
         "quotes the answer of call 4",
     ]
     left = [rows.nth(number).bounding_box()["x"] for number in range(4)]
-    assert left[0] == left[2] < left[1] == left[3], "those that began from another one are indented"
+    assert left[0] == left[2] < left[1] == left[3], "segments that began from another one are indented"
     nodes = [page.locator(".graph .node").nth(number).bounding_box()["y"] for number in range(6)]
-    assert nodes[0] == nodes[1] < nodes[2] < nodes[4] == nodes[5], "each has a line of its own"
+    assert nodes[0] == nodes[1] < nodes[2] < nodes[4] == nodes[5], "each segment has its own height"
     assert page.locator(".edge.quoting").count() == 2
     rows.nth(3).locator("a").first.click()
     assert page.url.endswith("#call-5")
@@ -233,7 +233,7 @@ def test_overlay_keeps_the_scroll_position(look: NewLook, paths: dict[str, str])
     assert "overlay=entropy" in page.url
     assert page.locator("#tokens i[class^=s]").count() > 0
     page.reload()
-    assert page.locator("[data-overlay=entropy][aria-current]").count() == 1, "the address is that of what is seen"
+    assert page.locator("[data-overlay=entropy][aria-current]").count() == 1, "the URL names the visible overlay"
 
 
 def test_ten_thousand_episodes_can_be_opened(look: NewLook) -> None:
@@ -277,7 +277,7 @@ def test_thirty_two_thousand_tokens_can_be_scrolled(look: NewLook) -> None:
     page.wait_for_selector("#tokens[data-ready]")
     assert page.locator("#tokens i").count() == 32_000
     blocks = page.locator(".block").count()
-    assert page.evaluate(LAID_OUT) < blocks / 4, "what is out of sight is not laid out"
+    assert page.evaluate(LAID_OUT) < blocks / 4, "blocks out of sight are not laid out"
     frames = page.evaluate(SCROLL)
     one.record("32,000 tokens", opened_s=round(opened, 3), **{name: round(value, 1) for name, value in frames.items()})
     page.locator("#tokens i").nth(31_990).click()

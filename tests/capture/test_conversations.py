@@ -47,7 +47,7 @@ def after_one_answer(answer: Message = ANSWER, **options: Any) -> Conversations:
     first = trace_of([USER], answer, [1, 2, 3])
     remember(known, MessageDigests.of([USER], None), first)
     asked = MessageDigests.of([USER, answer, RESULT], None)
-    assert known.missing_trace(asked) == "t1", "most first calls have no second, so their tokens are not kept"
+    assert known.missing_trace(asked) == "t1", "most calls are not continued, so tokens are not kept"
     known.provide_tokens(asked, first)
     assert known.missing_trace(asked) is None
     return known
@@ -237,7 +237,7 @@ def test_history_with_our_answers_counts_as_edited(messages: list[Message], drif
     prompt_ids = [1, 2, 3, 90, 91, 5, 90, 91, 6] if messages[:2] == [USER, ANSWER] else [8]
     assert known.drift_of(MessageDigests.of(messages, None, known), prompt_ids) == drift
     assert known.drift_of(MessageDigests.of(messages, [CALL], known), prompt_ids) is None, (
-        "other tools are another conversation"
+        "other tools begin another conversation"
     )
 
 
@@ -279,7 +279,7 @@ def test_answer_ended_by_a_stop_string_may_be_extended() -> None:
     assert known.drift_of(asked, [1, 90, 91, 5]) is None
     assert known.drift_of(asked, [1, 80]) == "edited"
     assert prior_after(known, [USER, {**answer, "content": "<code>\nleave()\n</code>"}]) is None
-    assert prior_after(known, [USER, {**answer, "tool_calls": [CALL]}, RESULT]) is None, "none was sampled"
+    assert prior_after(known, [USER, {**answer, "tool_calls": [CALL]}, RESULT]) is None, "no tool call was sampled"
     assert prior_after(known, [RESULT, {**answer, "content": "<code>\nlook()\n</code>"}]) is None
 
 

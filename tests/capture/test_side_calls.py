@@ -183,7 +183,7 @@ def test_quoted_answer_belongs_to_the_task(answer, message):
     title = trace("title", ASKED, "Fix the bug of the reader")
     after = trace("after", [user("fix the bug"), message], "ok", tools=TOOLS)
     assert side_calls([before, title, compacted, after]) == {"title": "without tools"}
-    assert "compacted" in side_calls([before, title, compacted]), "it came back nowhere"
+    assert "compacted" in side_calls([before, title, compacted]), "no later call quotes it"
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,9 @@ def test_final_summary_of_the_task_belongs_to_it(found, prompt, answer):
     assert set(side_calls([title, main, on, final])) == {"title"}
     assert set(side_calls([main, on, final, title])) == {"title"}
     after = trace("after", ASKED, "ok", tools=TOOLS)
-    assert set(side_calls([main, on, trace("topic", [user(prompt)], "parser"), after])) == {"topic"}, "not the last"
+    assert set(side_calls([main, on, trace("topic", [user(prompt)], "parser"), after])) == {"topic"}, (
+        "a later call of the task follows"
+    )
     titled = trace("titled", [user(prompt)], answer, metadata={SIDE_CALL_KEY: "title"})
     assert set(side_calls([main, on, titled])) == {"titled"}
 
@@ -322,7 +324,7 @@ def test_side_calls_of_long_sessions_read_messages_few_times():
 def test_identical_calls_are_not_side_calls():
     assert set(side_calls([trace("one", ASKED), trace("two", ASKED)])) == set()
     titles = [trace(name, ASKED, metadata={SIDE_CALL_KEY: "title"}) for name in ("one", "two")]
-    assert set(side_calls(titles)) == set(), "titles are the task"
+    assert set(side_calls(titles)) == set(), "if all calls ask for titles, titles are the task"
 
 
 def test_calls_of_a_started_program_can_be_side_calls():

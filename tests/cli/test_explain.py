@@ -46,7 +46,7 @@ def test_episodes_are_listed_if_none_is_named(run):
     assert sorted(row[0] for row in rows) == ["a:b@0.0.0:0", "a:b@0.0.0:1"]
     assert sorted(row[3] for row in rows) == ["0", "1"]
     assert {(row[1], row[2]) for row in rows} == {("train", "1")}
-    assert f"explain {run} {rows[0][0]}\n" in done.stdout, "it says what to type next"
+    assert f"explain {run} {rows[0][0]}\n" in done.stdout, "the next command is shown"
     assert f"explain {run} {rows[0][0]}\n" in here("explain", run, "--limit", "1", cwd=run).stdout
 
 
@@ -160,7 +160,7 @@ def test_failed_episode_names_its_failure(tmp_path, policy):
     printed = here("explain", "run", "a:b@0.0.0:0", cwd=tmp_path).stdout
     assert "failed: AgentError: agent raised ZeroDivisionError: division by zero (at agent.py:9)\n" in printed
     assert f'File "{tmp_path / "agent.py"}", line 9, in agent\n' in printed
-    assert "no running event loop" not in printed, "which is nothing that the agent did"
+    assert "no running event loop" not in printed, "internal errors of the engine are not shown"
     error = json.loads(here("explain", "run", "a:b@0.0.0:0", "--json", cwd=tmp_path).stdout)["error"]
     assert error["type"] == "AgentError"
 

@@ -359,7 +359,7 @@ def test_verl_infrastructure_keys_require_the_verl_backend() -> None:
     assert (config.optim.offload, config.model.reference_offload) == (True, True)
     actor = {"fsdp_config": {"param_offload": True}, "ulysses_sequence_parallel_size": 2}
     assert config.verl.overrides == {"model_engine": "megatron", "actor_rollout_ref": {"actor": actor}}
-    assert load_config(keys) == TrainConfig(), "of the local backend they change nothing"
+    assert load_config(keys) == TrainConfig(), "the local backend ignores them"
 
 
 def test_data_section_may_have_keys_of_both() -> None:

@@ -22,7 +22,7 @@ def test_equal_calls_have_different_seeds() -> None:
     assert disturbed.next(5, HI, None) == first
     assert disturbed.next(5, HI, TOOLS) not in (first, second)
     assert disturbed.next(5, [*HI, *HI], None) not in (first, second)
-    assert disturbed.next(5, HI, []) == second, "no tools are no tools"
+    assert disturbed.next(5, HI, []) == second, "an empty list equals None"
     assert CallSeeds().next(6, HI, None) != first
 
 

@@ -73,7 +73,7 @@ async def test_agent_can_read_the_number_of_remaining_steps() -> None:
         "2 left, 7 steps",
         "1 left, 6 steps",
     ]
-    assert path.steps[-1].info == {"heard": "turn 1"}, "a step has what the environment said"
+    assert path.steps[-1].info == {"heard": "turn 1"}, "a step keeps the environment's own info"
 
 
 async def test_returns_are_discounted() -> None:
@@ -236,7 +236,7 @@ async def test_truncated_last_answer_sets_the_termination_reason(start: int) -> 
     episode = await one(start=start, max_steps=1, sampling_params={"max_tokens": 3}, overlong_filter=True)
     (step,) = episode.trajectories[0].steps
     assert (decode(step.response_ids), step.reward) == ("tur", float(start == 1)), (
-        "it is played and judged all the same"
+        "the truncated answer is still played and rewarded"
     )
     assert episode.termination_reason is TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED
     assert not episode.trajectories[0].trainable
@@ -591,7 +591,7 @@ async def test_hanging_environment_is_cancelled_at_its_deadline_and_logged(
     place = "asyncio.sleep(3600)" if env is HangingCoroutine else "in wait_without_end"
     assert place in stuck.info["error"]["traceback"]
     assert place in caplog.text
-    assert "rllm/engine" not in caplog.text, "only lines of others are shown"
+    assert "rllm/engine" not in caplog.text, "the engine's own frames are left out"
 
 
 async def test_hanging_model_call_is_cancelled(pass_time: Any) -> None:

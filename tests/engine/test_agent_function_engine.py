@@ -317,7 +317,9 @@ async def test_trajectory_contains_calls_of_all_formats_in_order(engine_of: Engi
 
     (episode,) = await run(engine_of(agent), {"text": "x"})
     assert texts_of(episode.trajectories[0].steps) == [text.upper() for text in keeps]
-    assert texts_of(episode.trajectories[1].steps) == ["ONE", "Y", "TWO"], "without any it has all"
+    assert texts_of(episode.trajectories[1].steps) == ["ONE", "Y", "TWO"], (
+        "a trajectory without steps gets all of its calls"
+    )
 
 
 async def test_steps_before_an_exception_stay_in_the_record(engine_of: Engine) -> None:

@@ -337,7 +337,7 @@ async def test_lowest_rank_enters_first_then_first_come_first_served() -> None:
     async with asyncio.TaskGroup() as group:
         for rank, name in ((5, "a"), (2, "b"), (1, "c"), (2, "d"), (1, "e")):
             group.create_task(enter(rank, name))
-    assert entered == ["a", "c", "e", "b", "d"], "a came when nobody was inside"
+    assert entered == ["a", "c", "e", "b", "d"], "a found the slot free"
 
 
 async def test_slot_of_a_cancelled_waiter_is_passed_on() -> None:

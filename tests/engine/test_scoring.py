@@ -51,7 +51,7 @@ def shortest(task: dict[str, Any], answers: list[str]) -> list[float]:
 async def test_group_is_scored_when_its_last_rollout_has_ended() -> None:
     episodes, reported = await run(Scoring(group_reward=shortest), a=["fig", "lime"], b=["kiwi", "pear", "plum"])
     groups = [["a:0", "a:1"], ["b:0", "b:1", "b:2"]]
-    assert reported in (groups[0] + groups[1], groups[1] + groups[0]), "each group at once"
+    assert reported in (groups[0] + groups[1], groups[1] + groups[0]), "each group is reported as a whole"
     assert [episode.trajectories[0].reward for episode in episodes.values()] == [1.0, 1.0, 0.0, 1.0, 1.0]
     assert [episodes[name].is_correct for name in ("a:0", "a:1")] == [True, False]
 
@@ -93,7 +93,7 @@ async def test_named_parts_are_weighted() -> None:
     await run(Scoring(weights={"short": 0.2}), a=[[plain], [played], [unscored]])
     assert math.isclose(plain.final_reward() or 0.0, 1.1)
     assert [step.reward for step in played.steps] == [1.0, 1.1]
-    assert math.isclose(played.final_reward() or 0.0, 2.1), "with the reward of the earlier step"
+    assert math.isclose(played.final_reward() or 0.0, 2.1), "the earlier step's reward is included"
     assert unscored.final_reward() is None
 
 
@@ -112,7 +112,7 @@ async def test_reward_is_added_to_that_of_an_environment() -> None:
         {"env": 1.0, "brief": 0.25},
         {"env": 0.5, "brief": 0.25},
     ]
-    assert "raised ZeroDivisionError" in episodes["a:2"].info["unscored"], "and its siblings are unharmed"
+    assert "raised ZeroDivisionError" in episodes["a:2"].info["unscored"], "its siblings are not affected"
     assert "the environment gave no reward" in episodes["a:3"].info["unscored"]
     compared, _ = await run(Scoring(group_reward=AddedReward(shortest)), a=[played("fig", 0.5), played("lime", 0.5)])
     assert [episode.trajectories[0].final_reward() for episode in compared.values()] == [1.5, 0.5]

@@ -76,7 +76,7 @@ def test_each_process_opens_its_own_connection(named):
     tools = named.env_args["tools"]
     sent = pickle.loads(pickle.dumps(tools))
     assert [tool.json for tool in sent] == [tool.json for tool in tools]
-    assert sent[0]._connection is tools[0]._connection, "here it is the same process"
+    assert sent[0]._connection is tools[0]._connection, "within a process the connection is shared"
 
 
 @pytest.mark.parametrize(

@@ -186,5 +186,5 @@ def test_commands_of_the_readme_reach_its_accuracy(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     first, *_, last = [metrics["eval/accuracy"] for metrics in evaluations_of(run)]
-    assert first <= 0.5, "the model, which each machine builds for itself, leaves room to learn"
+    assert first <= 0.5, "the untrained model leaves room to learn"
     assert last >= 0.75

@@ -46,7 +46,7 @@ def test_scripted_tokens_are_captured(engine):
         request.completion_ids,
         request.logprobs,
     )
-    assert len(set(trace.logprobs)) > 5, "they are a model's, and tell tokens apart"
+    assert len(set(trace.logprobs)) > 5, "log-probabilities come from a model and differ"
 
 
 def test_text_added_by_an_agent_after_a_stop_string_stays_in_the_sequence(engine):

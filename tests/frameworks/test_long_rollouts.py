@@ -138,7 +138,7 @@ def test_all_segments_are_trained_once_with_the_advantage_of_the_rollout(program
     steps = episode.trajectories[0].steps
     answers = [text_of(step.chat_completions[-1]) for step in steps]
     assert errand.SUMMARY in answers
-    assert errand.FOUND in answers, "the sub-agent's"
+    assert errand.FOUND in answers, "the sub-agent's answer"
     prompts = [engine.tokenizer.decode(step.prompt_ids) for step in steps]
-    assert errand.REMEMBERED in prompts[answers.index(errand.FINAL)], "it has continued from the summary"
+    assert errand.REMEMBERED in prompts[answers.index(errand.FINAL)], "the agent continued from the summary"
     assert num_sequences_of(rollout.turns) >= 3, "the conversation, its continuation, and the sub-agent's"

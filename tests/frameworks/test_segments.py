@@ -127,7 +127,7 @@ def test_every_sampled_token_is_trained_once(
     *turns, title = traces
     episode = Episode(task_id="t", trajectories=[Trajectory(name="agent")])
     episode = complete(episode, RolloutRequest(task={}, task_id="t", session_id="s"), traces, seen=[])
-    assert episode.trajectories[0].info[NUM_SIDE_CALLS_KEY] == 1, "nothing uses the topic"
+    assert episode.trajectories[0].info[NUM_SIDE_CALLS_KEY] == 1, "no later call uses the topic"
     assert title.id not in {step.id for step in episode.trajectories[0].steps}
     assert (len(turns), num_sequences_of(turns)) == (num_calls, num_segments)
     check_trained_once(episode, turns)

@@ -81,7 +81,7 @@ def test_invalid_moves_are_counted_and_penalised_by_the_rules() -> None:
     episode, _ = games(lambda messages: "hello", "TicTacToe-v0")
     loser, winner = episode.trajectories
     assert (loser.reward, loser.info["num_invalid_moves"]) == (-1.0, 2)
-    assert (winner.reward, winner.trainable, winner.steps) == (1.0, False, []), "it never had a turn"
+    assert (winner.reward, winner.trainable, winner.steps) == (1.0, False, []), "the winner never had a turn"
     assert episode.metrics["game/invalid_moves"] == 2
 
 

@@ -51,7 +51,7 @@ class Served:
         connection.request("POST", path, request.content, dict(request.headers))
         deadline = time.monotonic() + 60
         while self.engine.num_calls == num_before:
-            assert time.monotonic() < deadline, "the engine was never asked"
+            assert time.monotonic() < deadline, "the engine received no call"
             time.sleep(0.005)
         time.sleep(0.02)
         connection.close()

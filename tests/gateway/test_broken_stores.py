@@ -152,7 +152,7 @@ def test_missing_disk_fails_calls_until_it_is_back(serve, tmp_path):
         (tmp_path / "unplugged").rename(tmp_path / "disk")
         assert ask(served).status_code == served.http.get("/readyz").status_code == 200
         kept = [trace.response["content"] for trace in store.by_session("s")]
-        assert {"one", "three"} <= set(kept), "all that was acknowledged"
+        assert {"one", "three"} <= set(kept), "acknowledged calls are stored"
 
 
 @pytest.mark.slow

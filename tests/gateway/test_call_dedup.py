@@ -198,7 +198,7 @@ async def test_call_continues_as_long_as_clients_retry():
         assert calls.offer(first, call)
         for _ in range(2):
             assert calls.join(hasty) is call
-            assert calls.join(hasty) is None, "another retry has a call of its own"
+            assert calls.join(hasty) is None, "a second retry starts its own call"
             assert calls.offer(hasty, call)
         assert calls.join(hasty) is call
         assert not calls.offer(patient, call)

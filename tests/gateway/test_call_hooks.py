@@ -126,7 +126,7 @@ def test_span_ends_after_traces_are_durable(serve, collector, leaves):
         agent = threading.Thread(target=served.post)
         agent.start()
     assert store.asked.wait(60)
-    assert served.http.get("/healthz").status_code == 200, "the gateway has gone on"
+    assert served.http.get("/healthz").status_code == 200, "the gateway still responds"
     assert "rllm_gateway_traces_total 0.0\n" in served.http.get("/metrics").text
     store.release.set()
     wait_for(lambda: "rllm_gateway_traces_total 1.0\n" in served.http.get("/metrics").text)

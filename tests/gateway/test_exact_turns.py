@@ -128,7 +128,7 @@ def test_line_9_conversation_is_one_sequence_of_sampled_tokens(
     assert len(traces) == 4
     deadline = time.monotonic() + 60
     while server._sessions.knows("s") != is_known:
-        assert time.monotonic() < deadline, "the call before left the session in memory"
+        assert time.monotonic() < deadline, "the session stayed in memory after the call"
         time.sleep(0.005)
     for one, other in pairwise(traces):
         known = [*one.prompt_ids, *one.response_ids]
@@ -252,7 +252,7 @@ def test_rerendering_may_drift_and_the_trace_has_the_reason(served: Any) -> None
         chat(server, 2, seed=seed)
     drifts = [trace.metadata.get(DRIFT_KEY) for trace in store.by_session("s")]
     assert drifts[::2] == [None] * 5
-    assert "template" in drifts[1::2], "random tokens are not the ones that their text is encoded as"
+    assert "template" in drifts[1::2], "random tokens differ from the encoding of their text"
 
 
 def test_line_9_edited_history_forks_and_records_the_reason(served: Any) -> None:

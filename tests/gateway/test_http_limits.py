@@ -87,7 +87,7 @@ def test_client_that_does_not_read_is_disconnected(serve, stream):
         connection.sendall(HEAD % (b"chat/completions", len(body)) + b"\r\n" + body)
         deadline = time.monotonic() + 60
         while connections or not served.store.sessions():
-            assert time.monotonic() < deadline, "the client is waited for for ever"
+            assert time.monotonic() < deadline, "the gateway still waits for the client"
             time.sleep(0.01)
     [trace] = served.store.by_session("s")
     assert trace.finish_reason == ("abort" if stream else "stop")

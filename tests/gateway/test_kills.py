@@ -72,7 +72,7 @@ def wait_for_calls(agents, num_calls):
     """Wait until so many more calls are answered."""
     wanted, deadline = len(agents.lines) + num_calls, time.monotonic() + TIMEOUT_S
     while len(agents.lines) < wanted:
-        assert time.monotonic() < deadline, f"no answers any more: {len(agents.lines)} of {wanted}"
+        assert time.monotonic() < deadline, f"calls are no longer answered: {len(agents.lines)} of {wanted}"
         time.sleep(0.005)
 
 

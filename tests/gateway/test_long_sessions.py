@@ -44,4 +44,4 @@ def test_session_of_many_turns_is_one_exact_sequence(tmp_path: Path) -> None:
     [sequence] = sequences_of(steps)
     assert len(sequence.spans) == NUM_TURNS
     stored = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert stored < 200 * len(sequence.ids), "bytes a token; whole prompts would take thirty times as many"
+    assert stored < 200 * len(sequence.ids), "whole prompts would take thirty times as many bytes"

@@ -824,7 +824,7 @@ def test_token_has_its_text_bytes_and_alternatives(
     spelled = b"".join(bytes(entry.bytes) for entry in entries)
     assert spelled == b"".join(engine.token_bytes(token_id) for token_id in trace.response_ids)
     assert text.strip() in shown(entry.bytes for entry in entries)
-    assert any(entry.token.startswith("\\x") for entry in entries), "many tokens of this model are no whole characters"
+    assert any(entry.token.startswith("\\x") for entry in entries), "many tokens of this model are parts of characters"
     for entry in entries:
         top = entry.top_logprobs
         assert len({tuple(other.bytes) for other in top}) == len(top) <= 4

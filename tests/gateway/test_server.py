@@ -59,7 +59,7 @@ def test_port_in_use_is_reported_and_the_thread_ends():
         before = set(threading.enumerate())
         with pytest.raises(ConfigError, match=f"port={port}.*choose another port"):
             gateway(port=port).start()
-        assert set(threading.enumerate()) <= before, "those of earlier tests may end meanwhile"
+        assert set(threading.enumerate()) <= before, "no new thread is left"
 
 
 def test_foreign_host_is_reported():
@@ -207,7 +207,7 @@ def test_call_interrupted_by_shutdown_is_reported_to_its_client_and_in_its_trace
     assert (found.status_code, error["code"]) == (200 if stream else 503, "stopped")
     [trace] = served.store.by_session("s")
     assert (trace.error, trace.finish_reason) == (STOPPED, "abort")
-    assert not [record for record in caplog.records if record.exc_info], "a stop is no failure of the program"
+    assert not [record for record in caplog.records if record.exc_info], "a shutdown logs no traceback"
 
 
 class UpdatedEngine(ScriptedEngine):

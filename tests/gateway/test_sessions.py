@@ -385,7 +385,7 @@ def test_session_continues_if_the_store_fails_to_delete_it(serve, stream):
             time.sleep(0.005)
         deleting = agents.submit(served.http.delete, "/sessions/a")
         assert store.asked.wait(60)
-        assert served.post("/sessions/a/v1/chat/completions").status_code == 410, "it is being deleted"
+        assert served.post("/sessions/a/v1/chat/completions").status_code == 410, "the session is being deleted"
         store.go.set()
         refused = deleting.result(60)
         assert (refused.status_code, refused.json()["error"]["message"]) == (500, "the store failed: the disk is gone")
@@ -472,13 +472,15 @@ async def test_large_sessions_are_evicted_least_recently_used_first():
     await call("c", 10_000)
     assert [sessions.knows(session_id) for session_id in "abc"] == [False, True, True]
     await call("d", 30_000)
-    assert [sessions.knows(session_id) for session_id in "abcd"] == [False, True, False, True], "the last one stays"
-    assert await sessions.get("b") is under_way, "a call of it is under way"
+    assert [sessions.knows(session_id) for session_id in "abcd"] == [False, True, False, True], (
+        "the newest session stays"
+    )
+    assert await sessions.get("b") is under_way, "a session in use stays"
     again = MessageDigests.of([*HI["messages"], {"role": "assistant"}], None)
     assert (await sessions.get("a")).conversations.missing_trace(again) == "a0"
     await call("e", 10_000)
     known = [sessions.knows(session_id) for session_id in "ade"]
-    assert known == [True, False, True], "what was let go of does not count any more"
+    assert known == [True, False, True], "evicted sessions no longer count"
 
 
 async def test_session_is_cached_until_the_store_can_return_it(monkeypatch):

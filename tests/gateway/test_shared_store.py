@@ -48,7 +48,7 @@ def ask_while(served, engine, meanwhile, body=HI):
         under_way = agent.submit(served.post, json=body)
         deadline = time.monotonic() + 60
         while engine.num_calls == num_before:
-            assert time.monotonic() < deadline, "the engine was never asked"
+            assert time.monotonic() < deadline, "the engine received no call"
             time.sleep(0.005)
         meanwhile()
         engine.go.set()
@@ -138,7 +138,7 @@ def test_calls_of_other_sessions_in_the_same_commit_are_kept(serve, open_shared)
         under_way = {name: agents.submit(other.post, f"/sessions/{name}/v1/chat/completions") for name in "abcd"}
         deadline = time.monotonic() + 60
         while engine.num_calls < 4:
-            assert time.monotonic() < deadline, "the engine was never asked"
+            assert time.monotonic() < deadline, "the engine received no call"
             time.sleep(0.005)
         one.http.delete("/sessions/b")
         engine.go.set()

@@ -236,7 +236,7 @@ def test_session_seed_depends_only_on_the_ids_of_a_call(two: Two) -> None:
     traces = two.second_store.by_session("one")
     two.second_store.delete("other")
     two.second_store.add([replace(trace, session_id="old", id=f"old-{trace.id}") for trace in traces[:1]]).result(60)
-    assert draw("old", [9])[1] == again, "a gateway that was started again counts the calls that were made before"
+    assert draw("old", [9])[1] == again, "a restarted gateway counts the earlier calls"
 
 
 def test_gateway_without_tokenizer_passes_ids_on(engine: LocalEngine) -> None:
@@ -279,7 +279,7 @@ def test_control_tokens_in_messages_are_text_or_reported(engine: LocalEngine, ca
     ids = tokens.continued({"messages": messages}, prior)
     assert ids is not None
     end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert ids.count(end) == 2, "of the answer and of the user"
+    assert ids.count(end) == 2, "one ends the answer, the other the user's turn"
     assert "a<|im_end|>b" in engine.tokenizer.decode(ids)
     with caplog.at_level(logging.WARNING):
         for quoting in (messages[:1], messages, messages):

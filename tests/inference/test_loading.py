@@ -27,7 +27,7 @@ def test_loading_and_saving_show_no_progress_bars(
     load_model(tmp_path, device="cpu")
     assert capfd.readouterr().err == ""
     AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert "Loading weights" in capfd.readouterr().err, "other callers see theirs"
+    assert "Loading weights" in capfd.readouterr().err, "other callers still see progress bars"
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ async def test_autocast_samples_nearly_the_same_distribution(make_engine: Any) -
     expected = forward_logits(engine.model, output.prompt_ids, output.completion_ids).log_softmax(-1)
     gaps = torch.tensor(output.logprobs) - expected.gather(1, torch.tensor(output.completion_ids)[:, None]).squeeze(1)
     assert gaps.abs().max() < 0.5
-    assert (gaps.abs().max() > 1e-5) == multiplies_bfloat16(), "it samples in float32 elsewhere"
+    assert (gaps.abs().max() > 1e-5) == multiplies_bfloat16(), "CPUs without bfloat16 products sample in float32"
 
 
 async def test_samples_of_one_prompt_share_its_computation(make_engine: Any) -> None:
@@ -260,7 +260,7 @@ async def test_short_request_joins_a_long_one_and_finishes_first(make_engine: An
 
     await asyncio.gather(run("long", 200), run("short", 5), run("queued", 5))
     assert finished == ["short", "queued", "long"]
-    assert engine.stats()["decode_steps"] <= 200, "the others were decoded beside the long one"
+    assert engine.stats()["decode_steps"] <= 200, "the others were decoded in the same batch"
 
 
 async def test_many_requests_with_different_settings_share_few_slots(make_engine: Any) -> None:
@@ -543,7 +543,7 @@ async def test_long_prompt_is_rendered_while_others_are_answered(
     def encode(text: str, encode: Any = engine.tokenizer.encode, **options: Any) -> Any:
         if len(text) > 100_000:
             rendering.set()
-            assert go.wait(10), "the event loop waits for this"
+            assert go.wait(10), "the event loop was blocked"
         return encode(text, **options)
 
     monkeypatch.setattr(engine.tokenizer, "encode", encode)

@@ -142,9 +142,7 @@ async def test_tools_and_reasoning_are_passed_through() -> None:
     assert (output.content, output.reasoning, output.finish_reason) == ("so", "hm", "tool_calls")
     assert output.tool_calls[0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert output.to_message()["reasoning_content"] == "hm"
-    assert output.text == "<think>\nhm\n</think>\n\nso", (
-        "what an agent is given has the thought that the server took apart"
-    )
+    assert output.text == "<think>\nhm\n</think>\n\nso", "the text includes the reasoning that the server separated"
     assert split_reasoning(output.text) == SplitText("hm", "so")
 
 

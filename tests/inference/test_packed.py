@@ -53,7 +53,7 @@ def test_packed_model_shares_tensors_and_follows_updates(new_model: Any) -> None
     assert can_pack(model)
     packed = PackedModel(model)
     assert all(mine is theirs for mine, theirs in zip(packed.module.parameters(), model.parameters(), strict=True)), (
-        "packing holds the products' layout besides, and no second copy of the weights"
+        "the packed model has no second copy of the weights"
     )
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():

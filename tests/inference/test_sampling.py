@@ -70,7 +70,7 @@ def test_top_logprobs_come_from_the_sampled_distribution() -> None:
     warm, few, greedy = likeliest(probabilities, 9)
     assert [token for token, _ in warm] == [0, 1, 2, 3, 4]
     assert [value for _, value in warm] == pytest.approx((LOGITS / 2).log_softmax(-1).tolist(), abs=1e-6)
-    assert [token for token, _ in few] == [0, 1], "what top-k rules out is no alternative"
+    assert [token for token, _ in few] == [0, 1], "tokens excluded by top-k are not alternatives"
     assert dict(greedy)[0] == pytest.approx(LOGITS.log_softmax(-1)[0].item(), abs=1e-6)
     for top, token, logprob in zip((warm, few, greedy), tokens.tolist(), logprobs.tolist(), strict=True):
         assert dict(top)[token] == logprob

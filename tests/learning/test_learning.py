@@ -30,7 +30,7 @@ def test_policy_improves(name: str, seed: int, beginner: Path, tmp_path: Path) -
     keep(name, seed, curve)
     first, *_, last = curve.values()
     assert last > first + MARGIN
-    assert last > (first + 1) / 2, "more than half of what was missing"
+    assert last > (first + 1) / 2, "at least half of the possible improvement"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,9 @@ PATIENT = [
 @pytest.mark.learning
 def test_critic_distinguishes_right_from_wrong_beginnings(beginner: Path, tmp_path: Path) -> None:
     lines = train("ppo", 0, policy=beginner, run_dir=tmp_path, settings=PATIENT)
-    assert len(set(curve_of(lines).values())) == 1, "the policy waits"
+    assert len(set(curve_of(lines).values())) == 1, "the policy is not updated"
     explained = [line["critic/explained_variance"] for line in lines if "critic/explained_variance" in line]
-    assert fmean(explained[:4]) < 0.1, "it begins with no idea"
+    assert fmean(explained[:4]) < 0.1, "the untrained critic explains nothing"
     assert fmean(explained[-4:]) > 0.25, "knowing the mean reward alone explains nothing"
 
 

@@ -84,8 +84,8 @@ async def test_single_field_actions_are_plain_text(text_url: str) -> None:
     env = first_env(named)
     observation, _ = await env.reset()
     start = int(observation.split()[3])
-    assert f"You are at {start} of 12." in observation, "goal reached the server"
-    assert (await env.reset())[0] == observation, "so did the seed"
+    assert f"You are at {start} of 12." in observation, "the goal reached the server"
+    assert (await env.reset())[0] == observation, "the seed reached the server"
     found = observation.replace(f"at {start}", f"at {start + 2}")
     assert await env.step("  2 ") == (found, 0.0, False, {"num_invalid_actions": 0})
     _, reward, done, info = await env.step("12")

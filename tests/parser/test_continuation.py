@@ -73,7 +73,9 @@ def test_conversation_is_one_append_only_sequence(
     last = continuation.prompt_ids(ids, messages, num_known, TOOLS)
     text = parser.tokenizer.decode(last[len(ids) :])
     assert messages[-1]["content"].strip() in text
-    assert text.endswith(parser.template.render_text(messages, TOOLS)[-8:]), "it ends by asking for an answer"
+    assert text.endswith(parser.template.render_text(messages, TOOLS)[-8:]), (
+        "the prompt ends with the header of an answer"
+    )
 
 
 def long_conversation(num_turns: int) -> list[Message]:

@@ -95,7 +95,7 @@ def test_failing_judge_leaves_the_answer_unscored(fault: Any) -> None:
         assert verdict.reward is None
         assert verdict.metadata["error"].startswith(f"the judge at {server.base_url} failed: InternalServerError")
         server.fault = None
-        assert scored(TASK, "4").reward is not None, "a failure is not kept"
+        assert scored(TASK, "4").reward is not None, "a failure is not cached"
 
 
 def test_busy_judge_is_retried() -> None:
@@ -159,10 +159,10 @@ def test_group_is_compared_in_one_call() -> None:
     assert [item.is_correct for item in found] == [False, False, False, True]
     [request] = server.requests
     shown = json.loads(request["messages"][1]["content"])
-    assert [item["content"] for item in shown["shared"]] == ["Be kind.", "Hi"], "what all begin with, once"
+    assert [item["content"] for item in shown["shared"]] == ["Be kind.", "Hi"], "the common beginning is shown once"
     assert sorted(texts[0]["content"] for texts in shown["answers"].values()) == ["fig", "kiwis", "papayapaya"]
     usage = sum(item.metadata["judge/tokens_in"] for item in found)
-    assert usage == pytest.approx(round(usage)), "each has its share of the cost"
+    assert usage == pytest.approx(round(usage)), "each answer has its share of the cost"
 
 
 def test_order_follows_from_the_seed_and_not_from_completion() -> None:

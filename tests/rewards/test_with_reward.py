@@ -31,7 +31,7 @@ def test_answer_of_the_agent_is_scored_with_its_task() -> None:
     wrong = asyncio.run(with_reward(shout_later, is_fig)(word="kiwi"))
     assert (wrong.trajectories[0].reward, wrong.is_correct) == (0.0, False)
     wrapped = asyncio.run(with_reward(lambda word: shout_later(word), is_fig)(word="fig"))
-    assert wrapped.trajectories[0].output == "FIG", "also where only what it returns tells that it is async"
+    assert wrapped.trajectories[0].output == "FIG", "a function that returns an awaitable counts as async"
 
 
 def test_wrapper_has_the_name_and_parameters_of_the_agent() -> None:
@@ -122,7 +122,7 @@ async def test_group_reward_is_left_to_the_runner() -> None:
         [path] = (await episode if inspect.isawaitable(episode) else episode).trajectories
         assert (path.output, is_scored(path.reward)) == ("FIG", False)
     own = with_reward(lambda word: Trajectory(name="solver", output=word), first)(word="fig")
-    assert own.name == "solver", "what an agent says of itself stays"
+    assert own.name == "solver", "the agent's own name is kept"
 
 
 def test_reward_with_other_parameters_is_rejected() -> None:

@@ -16,7 +16,7 @@ def test_macos_uses_full_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
     monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, command: asked.append(command))
     replace_text(tmp_path / "settings.yaml", "seed: 1")
-    assert asked == [51, 51], "the file, and the folder that it was moved in"
+    assert asked == [51, 51], "the file, and the folder that it was moved into"
 
 
 def test_file_system_without_full_fsync_uses_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

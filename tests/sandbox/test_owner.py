@@ -42,7 +42,7 @@ def test_temporary_files_are_deleted_after_kill_9(tmp_path, with_shell):
     with subprocess.Popen(**start, stdin=-1, stdout=-1) as process:
         folder = Path(process.stdout.readline().strip())
         assert folder.parent == tmp_path
-        assert not psutil.Process(process.pid).children(), "which a process of Ray would kill at its end"
+        assert not psutil.Process(process.pid).children(), "Ray would kill a child at the end of its process"
         wait_for(lambda: len(shells_of(process.pid)) == 1)  # its child becomes `cat`
         killed = shells_of(process.pid) if with_shell else []
         for each in (*killed, process):

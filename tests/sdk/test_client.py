@@ -247,7 +247,7 @@ def test_unserialisable_metadata_is_sent_as_text(server: ModelServer) -> None:
                 client.chat.completions.create(model="m", messages=user("hello"))
     stamps = [json.loads(unquote(item.headers["x-rllm-metadata"])) for item in server.received]
     assert [stamp["x"] for stamp in stamps] == ["{1, 2}", "{('a',): 1}", "nan", "naïve 日本 % 😀", "a? 😀"]
-    assert all(isinstance(stamp["session_uids"], list) for stamp in stamps), "by which calls are found again"
+    assert all(isinstance(stamp["session_uids"], list) for stamp in stamps), "calls are assigned by these ids"
 
 
 def test_long_metadata_is_not_sent(server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:

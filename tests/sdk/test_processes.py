@@ -53,7 +53,7 @@ def test_job_belongs_to_the_session_of_its_submission(server: ModelServer, metho
     assert [item.headers.get("x-rllm-session") for item in server.received] == ["first", "second", None]
     stamps = [json.loads(unquote(item.headers["x-rllm-metadata"])) for item in server.received[:2]]
     assert [(stamp.get("task"), stamp.get("agent")) for stamp in stamps] == [("sum", None), (None, "judge")]
-    assert stamps[1]["session_uids"][:2] == [outer._uid, inner._uid], "as of a call that is made here"
+    assert stamps[1]["session_uids"][:2] == [outer._uid, inner._uid], "as for a call in this process"
 
 
 # Rollouts whose calls are made by other processes
@@ -207,6 +207,6 @@ async def test_calls_outside_of_rollouts_need_no_session(gateway: ScriptedGatewa
 
 
 def test_functions_that_can_be_bound() -> None:
-    assert bind(process_calls.ask) is process_calls.ask, "outside of a session"
+    assert bind(process_calls.ask) is process_calls.ask, "nothing to bind outside of a session"
     with pytest.raises(ConfigError, match="async"):
         bind(process_calls.ask_async)

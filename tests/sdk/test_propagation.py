@@ -200,7 +200,9 @@ def test_frameworks_are_quiet_unless_configured_otherwise(monkeypatch: pytest.Mo
 
 def test_user_token_is_not_sent_to_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANTHROPIC_AUTH_TOKEN", raising=False)
-    assert "ANTHROPIC_AUTH_TOKEN" not in environment("http://gw:1"), "clients that send two credentials are few enough"
+    assert "ANTHROPIC_AUTH_TOKEN" not in environment("http://gw:1"), (
+        "a second credential is sent only if the user has one"
+    )
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "mine")
     assert environment("http://gw:1/sessions/s")["ANTHROPIC_AUTH_TOKEN"] == "rllm-s"
 
@@ -222,7 +224,7 @@ def test_environment_records_its_position_in_the_session(monkeypatch: pytest.Mon
     assert (team, name) == ("x-team: red", "x-rllm-metadata")
     assert json.loads(unquote(value)) == {"agent": "solver", "session_uids": [outer._uid, inner._uid]}
     assert "OPENAI_CUSTOM_HEADERS" not in environment("http://127.0.0.1:1"), (
-        "a URL alone says nothing about this process"
+        "a URL alone does not name a session of this process"
     )
 
 
@@ -272,4 +274,4 @@ def test_hint_names_the_top_framework_first() -> None:
 
 
 def test_process_without_framework_gets_no_hint() -> None:
-    assert hints_for(modules={"agents": None}) == [], "many a project calls its own package so"
+    assert hints_for(modules={"agents": None}) == [], "projects often name their own package so"

@@ -281,7 +281,7 @@ def test_decorated_function_returns_its_trajectory(server: ModelServer) -> None:
     assert (traj.name, traj.result, traj.reward, len(traj.steps)) == ("my_agent", "hello!", 0.0, 2)
     assert [step.output["message"]["content"] for step in traj.steps] == ["hello", "hello!"]
     assert [step.output["choices"][0]["message"]["content"] for step in traj.steps] == ["hello", "hello!"]
-    assert not is_scored(traj.reward), "0.0 to look at, but nobody has set it"
+    assert not is_scored(traj.reward), "it reads as 0.0 and is unscored"
     traj.steps[0].reward, traj.reward = 0.5, 1.0
     assert (traj.steps[0].reward, traj.reward) == (0.5, 1.0)
 

@@ -90,7 +90,7 @@ def test_built_policy_is_cached(folder: Path) -> None:
         raise AssertionError("built a second time")
 
     assert build(cache_dir=folder.parent.parent, on_progress=never) == folder
-    assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name], "and no scratch folder is left"
+    assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name], "no scratch folder is left"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_only_tokens_of_the_assistant_are_trained(template: ChatTemplate) -> Non
         '<tool_call>\n{"name": "get_price", "arguments": {"item": "fig"}}\n</tool_call><|im_end|>',
         "37<|im_end|>",
     ]
-    assert text[-1], "nothing behind the last answer"
+    assert text[-1], "no text follows the last answer"
     assert ids == template.render(conversation[:5], TOOLS, add_generation_prompt=False)[: len(ids)]
 
 
@@ -228,7 +228,7 @@ def test_orthogonal_matrix_has_singular_values_near_one(shape: tuple[int, int]) 
     assert values.min() > 0.5
     assert values.max() < 1.3
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    assert (orthogonal(matrix) * (left @ right)).sum() > 0.9 * min(shape) * 0.9, "and keeps the directions"
+    assert (orthogonal(matrix) * (left @ right)).sum() > 0.9 * min(shape) * 0.9, "the directions are kept"
 
 
 def test_muon_steps_have_the_size_of_the_learning_rate() -> None:

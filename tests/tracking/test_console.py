@@ -162,9 +162,7 @@ def test_finished_or_quick_phase_logs_no_progress(log: Log) -> None:
     trackers.progress("save", 0, 1)
     assert log.after(30.0) == ["step 2/63: checkpoint, 30 s"]
     trackers.progress("roll out", 0, 2)
-    assert log.after(30.0) == ["step 3/63: rollouts 0/2, 30 s"], (
-        "of the step that follows, nothing left over from before"
-    )
+    assert log.after(30.0) == ["step 3/63: rollouts 0/2, 30 s"], "the next step, with a new clock"
 
 
 def test_progress_of_a_resumed_run_continues_its_steps(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_held_out_loss_falls_and_equals_that_of_torch(policy: Path, tmp_path: Pa
     first = next(line for line in lines_of(tmp_path) if line["step"] == 1)
     assert first["policy/loss"] == pytest.approx(first["policy/nll"])
     compared = {"policy/sampler_gap_mean", "tokens/staleness", "rollout/reward", "rollout/accuracy", "policy/ratio"}
-    assert not compared & first.keys(), "nobody sampled, so there is nothing to compare"
+    assert not compared & first.keys(), "nothing was sampled, so there is nothing to compare"
     assert not [name for name in first if name.startswith("signal/")]
 
 
@@ -157,7 +157,7 @@ def test_best_rollouts_are_trained_token_for_token(policy: Path, tmp_path: Path)
     assert sorted((step.prompt_ids, step.response_ids) for step in steps) == [([3, 4, 5], [7]), ([3, 4, 5], [9, 9, 2])]
     [line] = lines_of(tmp_path)
     assert line["sft/reward"] == 0.875
-    assert "rollout/reward" not in line, "the policy did not earn it"
+    assert "rollout/reward" not in line, "the rewards are not the policy's"
     one = AgentSFTTrainer(config_of(policy, tmp_path / "one", sft={"best_per_task": 1}), trajectories)
     assert len(one.train_data) == 1
 

@@ -39,23 +39,23 @@ def test_rollouts_start_as_early_as_staleness_allows(run_trainer: RunTrainer) ->
         versions.append(ScriptedBackend.latest.weight_version)
         if len(versions) > 6:
             next_step_has_begun.set()
-        assert next_step_has_begun.wait(timeout=60), "no rollout of the second step began beside those of the first"
+        assert next_step_has_begun.wait(timeout=60), "no rollout of the second step began during the first"
         ask(base_url, word)
         return float(next(turns[word]) % 2)
 
     config = {"num_steps": 4, "rollout": {"max_staleness": 1, "max_concurrent": 7}}
     run = run_trainer(config, agent=overlapping)
-    assert sum(word in step_words(0) for word in run.words[:7]) == 6, "the first step goes first"
-    assert len(versions) == 4 * 6, "each step was rolled out once, and nothing beyond the last one"
+    assert sum(word in step_words(0) for word in run.words[:7]) == 6, "rollouts of the first step take precedence"
+    assert len(versions) == 4 * 6, "each step was rolled out once, and none after the last"
     for line in run.lines:
         assert line["tokens/staleness_max"] <= 1
-        assert "tokens/per_second_rollout" not in line, "most of its seconds were other steps'"
+        assert "tokens/per_second_rollout" not in line, "the time of a rollout spans several steps"
     with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
         for info in store.sessions():
             (trace,) = store.by_session(info.id)
             assert trace.weight_version is not None
             assert trace.weight_version >= info.metadata["training_step"] - 1
-    assert run.backend.algorithms[0].correction == "truncate", "what older weights have sampled is weighed"
+    assert run.backend.algorithms[0].correction == "truncate", "samples of older weights are corrected"
 
 
 def test_failure_of_an_early_rollout_is_reported_at_its_step(run_trainer: RunTrainer) -> None:
@@ -70,7 +70,7 @@ def test_failure_of_an_early_rollout_is_reported_at_its_step(run_trainer: RunTra
     run = run_trainer({"rollout": {"max_staleness": 1}}, agent=failing, raises=RolloutError)
     assert "no such fruit" in str(run.error)
     assert run.steps == [1]
-    assert run.backend.saved_at == [1], "the step before it is kept"
+    assert run.backend.saved_at == [1], "the previous step is saved"
 
 
 def test_error_of_a_run_takes_precedence_over_those_of_early_rollouts(

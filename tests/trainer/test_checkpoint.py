@@ -120,7 +120,7 @@ def test_full_disk_is_reported_and_damages_no_checkpoint(tmp_path: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
-    assert list((tmp_path / "checkpoints").iterdir()) == [first], "nothing is left in the way"
+    assert list((tmp_path / "checkpoints").iterdir()) == [first], "no partial checkpoint is left"
     assert damage_of(first) is None
 
 
@@ -186,7 +186,7 @@ def test_best_checkpoint_is_kept_with_the_newest(tmp_path: Path) -> None:
     for step, score in enumerate((0.25, 0.75, 0.5, None, 0.75), start=1):
         checkpoints.save(step, write(""), {"score": score})
     assert [folder.name for folder in checkpoints.all()] == ["step-000002", "step-000005"]
-    assert checkpoints.best() == checkpoints.all()[0], "of equal ones the earliest"
+    assert checkpoints.best() == checkpoints.all()[0], "the earliest of equal checkpoints is the best"
     assert checkpoints.best_score() == 0.75
 
 
@@ -194,9 +194,9 @@ def test_score_of_an_evaluation() -> None:
     metrics = {"eval/accuracy": 0.5, "eval/reward": 2.0}
     assert score_of(metrics, None) is None
     assert score_of(metrics, "eval/reward") == 2.0
-    assert score_of(metrics, "-eval/reward") == -2.0, "the lower the better"
-    assert score_of(metrics, "eval/reward/judge", is_known=True) is None, "of this role nothing was judged this time"
-    assert score_of({"eval/loss": float("nan")}, "-eval/loss") is None, "else it would stay the best for ever"
+    assert score_of(metrics, "-eval/reward") == -2.0, "lower is better"
+    assert score_of(metrics, "eval/reward/judge", is_known=True) is None, "the role has no score this time"
+    assert score_of({"eval/loss": float("nan")}, "-eval/loss") is None, "nan would stay the best forever"
     with pytest.raises(ConfigError, match="is not a metric of evaluations: use one of eval/accuracy, eval/reward"):
         score_of(metrics, "eval/acuracy")
 

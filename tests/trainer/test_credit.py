@@ -201,9 +201,7 @@ def test_trajectory_without_advantage_among_others_with_one() -> None:
     result = assembled(episodes_of(path(1.0), path(0.5), path(0.0)))
     assert result.batch.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]
     assert result.batch.weights.tolist() == pytest.approx([1 / 6] * 4)
-    assert [credit.dropped for credit in result.credits] == [None, None, None], (
-        "it was learned from: there was no change"
-    )
+    assert [credit.dropped for credit in result.credits] == [None, None, None], "advantage 0 is not a reason to drop it"
 
 
 def test_each_step_has_a_credit_that_explains_it() -> None:
@@ -220,7 +218,7 @@ def test_each_step_has_a_credit_that_explains_it() -> None:
     assert silent.dropped == "no_tokens"
     assert (bad.reward, bad.advantage) == (0.0, -0.5)
     assert (unscored.reward, unscored.advantage, unscored.dropped) == (None, None, "unscored")
-    assert [item.advantage for item in steps] == [0.5, 0.5, 0.5, -0.5, None], "and so does the step itself"
+    assert [item.advantage for item in steps] == [0.5, 0.5, 0.5, -0.5, None], "each step has its advantage, too"
 
 
 def test_conversation_with_edited_history_counts_as_drift() -> None:
@@ -419,7 +417,7 @@ def test_tokens_are_credited_in_the_order_of_sampling() -> None:
 def test_tokens_are_credited_without_a_critic() -> None:
     result = assembled(episodes_of(path(1.0), path(0.0)), ReinforcePlusPlus())
     assert result.batch.advantages.tolist() == pytest.approx([1.0, 1.0, -1.0, -1.0])
-    assert result.batch.returns is None, "there is no critic to learn from them"
+    assert result.batch.returns is None, "only a critic needs returns"
 
 
 @pytest.mark.parametrize("given", [[1.0], [1.0, 2.0, 3.0], [1.0, math.nan], [1.0, math.inf]], ids=str)
@@ -521,7 +519,7 @@ def test_batch_equals_a_plain_loop_over_random_episodes(episodes: list[Episode])
     explained = {
         credit.trace_id: credit.advantage for credit in result.credits if credit.advantage and not credit.dropped
     }
-    assert explained == pytest.approx(expected), "what is told of each step is what it was trained with"
+    assert explained == pytest.approx(expected), "each credit has the advantage that its step was trained with"
 
 
 CRITIC = {3: 0.25, 4: -0.5, 5: 1.0}

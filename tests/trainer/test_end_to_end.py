@@ -212,7 +212,7 @@ def test_siblings_of_a_failed_rollout_are_trained(policy: Path, tmp_path: Path, 
     for line in lines_of(tmp_path):
         assert line["rollout/num_failed"] == 2
         assert line["rollout/num_unscored"] == 1
-    assert [len(batch) for batch in batches if len(batch)], "the others were learned from"
+    assert [len(batch) for batch in batches if len(batch)], "the others were trained on"
 
 
 class Stop:

@@ -110,7 +110,7 @@ def test_training_imposes_its_sampling_and_evaluation_its_own(run_trainer: RunTr
 
     run = run_trainer({"eval": {"temperature": 0.5}}, agent=greedy, val=True)
     kinds = {(params["temperature"], params["top_p"], params["top_k"]) for params in run.params}
-    assert kinds == {(0.5, 0.1, 3), (1.0, 1.0, -1)}, "what is trained on is sampled from the whole distribution"
+    assert kinds == {(0.5, 0.1, 3), (1.0, 1.0, -1)}, "training samples from the whole distribution"
 
 
 def test_hanging_agents_do_not_delay_training_or_its_end(
@@ -182,7 +182,7 @@ def test_interrupted_run_is_saved_and_resumed(run_trainer: RunTrainer) -> None:
     assert "step-000002); resume=True with this run_dir continues from it" in found
     second = run_trainer(config, resume=True)
     assert second.steps == [1, 2, 3, 4]
-    assert second.backend.saved_at == [4], "weights and version were taken up"
+    assert second.backend.saved_at == [4], "weights and version were restored"
     assert set(second.words[:6]) == step_words(2)
 
 
@@ -321,7 +321,7 @@ def test_original_error_is_raised_instead_of_the_failed_save(
     run = run_trainer(config, raises=WorkerError)
     assert "to score a batch with the reference" in str(run.error)
     assert "checkpoint of step 1 cannot be written" in caplog.text
-    assert not list((run.trainer.run_dir / "checkpoints").iterdir()), "nothing is left in the way"
+    assert not list((run.trainer.run_dir / "checkpoints").iterdir()), "no partial checkpoint is left"
 
 
 def test_killed_run_writes_repeated_steps_once(run_trainer: RunTrainer) -> None:

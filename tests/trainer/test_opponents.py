@@ -85,7 +85,7 @@ def test_opponents_are_sampled_from_snapshots_and_reproduced_after_resuming(mode
     assert versions["policy"] == {step: {step} for step in range(4)}
     assert versions["opponent/start"] == {step: {0} for step in range(4)}
     assert all(seen <= {step - 1, step} for step, seen in versions["opponent"].items() if step)
-    assert len(set.union(*versions["opponent"].values())) > 2, "the pool moves on with the policy"
+    assert len(set.union(*versions["opponent"].values())) > 2, "the pool follows the policy"
     weights = Path("checkpoints/step-000004/model.safetensors")
     assert (whole / weights).read_bytes() == (resumed / weights).read_bytes()
 

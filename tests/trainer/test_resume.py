@@ -202,7 +202,7 @@ def test_first_evaluation_is_kept_if_the_first_step_failed(run_trainer: RunTrain
     run_trainer(agent=broken, val=True, raises=RolloutError)
     mended.append(True)
     again = run_trainer(agent=broken, val=True, resume=True)
-    assert again.words.count("lime") == 1, "in the evaluation at the end"
+    assert again.words.count("lime") == 1, "only the final evaluation is run"
 
 
 @pytest.mark.parametrize("resume", [True, False])

@@ -49,7 +49,9 @@ def test_groups_are_scored_before_training(run_trainer: RunTrainer) -> None:
     assert sorted(groups) == [2] * 4 + [3] * 4, "two evaluations and two steps, of two tasks each"
     assert [line["rollout/reward"] for line in run.lines if "rollout/reward" in line] == [1.0, 1.0]
     assert [line["eval/reward"] for line in run.lines if "eval/reward" in line] == [0.5, 0.5]
-    assert all(batch.advantages.unique().numel() == 2 for batch in run.backend.batches), "1.22 and -1.22"
+    assert all(batch.advantages.unique().numel() == 2 for batch in run.backend.batches), (
+        "the advantages are 1.22 and -1.22"
+    )
 
 
 def test_group_with_a_failing_reward_is_dropped_and_counted(run_trainer: RunTrainer) -> None:

@@ -90,9 +90,9 @@ def test_role_without_rewards_is_reported() -> None:
     assert list(found) == ["unscored_role"]
     assert "no trajectory named 'judge' has a reward" in found["unscored_role"]
     assert signals(left_out, [rollout(solver=1.0, judge=None), rollout(solver=0.0, judge=0.5)]) == {}
-    assert signals(HEALTHY, [rollout(solver=1.0, judge=None)]) == {}, "a role that is not to learn"
+    assert signals(HEALTHY, [rollout(solver=1.0, judge=None)]) == {}, "the role is not trained"
     lost = Episode(trajectories=[Trajectory(name="coach")], info=failed("AgentError").info)
-    assert signals(left_out, [rollout(solver=1.0), lost]) == {}, "what a failed rollout had begun"
+    assert signals(left_out, [rollout(solver=1.0), lost]) == {}, "the rollout failed before its reward"
 
 
 def test_missing_metrics_give_no_warnings() -> None:
@@ -154,7 +154,7 @@ def test_intended_entropy_decrease_gives_no_warning() -> None:
     assert collapse_at(falling, [0.3] * 11, **{"policy/teacher_kl": 0.1}) is None
     watch = RunHealth()
     shown = [watch.check(step, {"policy/entropy": value}, []) for step, value in enumerate(falling)]
-    assert not any(shown), "demonstrations"
+    assert not any(shown), "metrics of demonstrations"
 
 
 def test_solved_steps_are_reported_only_if_they_persist() -> None:
@@ -163,7 +163,7 @@ def test_solved_steps_are_reported_only_if_they_persist() -> None:
     found = [list(watch.check(step, metrics, [])) for step, metrics in enumerate([HEALTHY, *[solved] * 3, HEALTHY])]
     assert found == [[], [], [], ["signal/no_variance"], []]
     assert list(signals({**solved, "rollout/accuracy": 0.0}, [], [HEALTHY])) == ["no_variance"]
-    assert list(signals(solved, [])) == ["no_variance"], "tasks that were too easy from the start"
+    assert list(signals(solved, [])) == ["no_variance"], "the tasks were too easy from the start"
 
 
 def test_intermittent_warning_is_logged_once(caplog: Any) -> None:

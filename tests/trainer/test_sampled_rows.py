@@ -153,8 +153,8 @@ def test_scored_sessions_of_a_gateway_are_trained() -> None:
 
     kept("good", {"reward": 1, "task_id": "apples"}, 5, 6)
     kept("bad", {"reward": 0.25}, 7)
-    kept("nobody judged it", {}, 8)
-    kept("somebody wrote a word", {"reward": "high"}, 9)
+    kept("unscored", {}, 8)
+    kept("not a number", {"reward": "high"}, 9)
     kept("an evaluation", {"reward": 1.0, "split": "eval"}, 10)
     kept("failed", {"reward": 1.0}, 11, error="no tokens")
     rows = rows_of_store(store)

@@ -110,10 +110,10 @@ def test_uninformative_tasks_are_replaced(run_trainer: RunTrainer) -> None:
     assert {"fig", "kiwi"} <= set(run.words)
     assert len(run.words) > 2 * 2
     (batch,) = run.backend.batches
-    assert len(batch) == 2 * 2, "the two tasks that teach something"
+    assert len(batch) == 2 * 2, "only the two informative tasks are trained"
     num_replaced = len(run.words) // 2 - 2
     assert run.lines[-1]["batch/zero_variance"] == pytest.approx(num_replaced / (num_replaced + 2))
-    assert batch.weights.sum().item() == pytest.approx(1.0), "and the others do not weigh in the mean"
+    assert batch.weights.sum().item() == pytest.approx(1.0), "replaced tasks do not count in the mean"
 
 
 def test_number_of_resampling_rounds_is_limited(run_trainer: RunTrainer) -> None:
@@ -140,7 +140,7 @@ def test_task_that_always_fails_may_replace_others(run_trainer: RunTrainer) -> N
     begun: list[str] = []
     rollout = {"group_size": 2, "max_concurrent": 1, "resample_rounds": 1}
     run = run_trainer({"num_steps": 1, "tasks_per_step": 2, "rollout": rollout}, agent=agent)
-    assert len(begun) == 3 * 2, "the first task is alike, and the one in its place fails"
+    assert len(begun) == 3 * 2, "the first task is uniform, and its replacement fails"
     (batch,) = run.backend.batches
     assert len(batch) == 2
     assert run.lines[-1]["rollout/num_failed"] == 2
@@ -158,7 +158,7 @@ def test_filtered_rollouts_do_not_make_a_task_informative(run_trainer: RunTraine
     config = {"num_steps": 1, "tasks_per_step": 2, "rollout": rollout, "filters": {"truncated": True}}
     run = run_trainer(config, agent=agent)
     assert run.lines[-1]["dropped/truncated"] == 6
-    assert len(run.words) == 3 * 2 * 2, "rewards differ in every group, but only those of answers that are left out"
+    assert len(run.words) == 3 * 2 * 2, "rewards differ only because of truncated answers"
 
 
 def test_group_may_differ_only_from_its_greedy_rollout() -> None:
@@ -203,15 +203,13 @@ def test_tasks_at_level_step_are_informative_by_their_steps() -> None:
 
     by_step = GRPO(level="step", gamma=0.5)
     differing, alike = ((1.0, 0.0), (0.0, 1.0)), ((0.0, 1.0), (0.0, 1.0), (0.5,))
-    assert num_informative(episodes(*differing), GRPO()) == 0, "each earned 1"
-    assert num_informative(episodes(*differing), by_step) == 1, (
-        "from the first step on 1 and 0.5, from the second 0 and 1"
-    )
-    assert num_informative(episodes(*alike), by_step) == 0, "from the first step on 0.5"
+    assert num_informative(episodes(*differing), GRPO()) == 0, "both trajectories sum to 1"
+    assert num_informative(episodes(*differing), by_step) == 1, "returns are 1 and 0.5, then 0 and 1"
+    assert num_informative(episodes(*alike), by_step) == 0, "the first returns are all 0.5"
     drop_uniform(found := episodes(*differing), by_step)
     assert reasons(found) == [None, None]
     drop_uniform(found := episodes(*alike, (0.0, 1.0, 0.0)), by_step)
-    assert reasons(found) == ["zero_variance"] * 4, "that one is alone in the third says less"
+    assert reasons(found) == ["zero_variance"] * 4, "equal rewards take precedence over a step without siblings"
     drop_uniform(found := episodes((0.0, 1.0), (0.25, 0.5), (0.5,)), by_step)
     assert reasons(found) == [None, None, "zero_variance"], "the second steps of the others differ"
 

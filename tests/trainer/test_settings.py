@@ -418,7 +418,7 @@ def test_schedule_counts_the_updates_of_the_run(model_folder: Path) -> None:
         settings = built(model_folder, *updates, f"optim.schedule={schedule}").schedule
         assert (settings.decay, settings.decay_steps) == (schedule, 60)
     waiting = built(model_folder, *updates, "optim.schedule=linear", "algorithm.name=ppo", "critic.warmup_steps=4")
-    assert waiting.schedule.decay_steps == 36, "of the last six steps"
+    assert waiting.schedule.decay_steps == 36, "6 updates in each of the last six steps"
 
 
 @pytest.mark.parametrize("lora", [0, 2])

@@ -109,7 +109,7 @@ def test_advantage_of_a_token_comes_from_the_teacher() -> None:
     assert found.batch.advantages.tolist() == [0.25, -1.0, 0.0, 0.0]
     assert found.batch.teacher_logprobs is not None
     assert [credit.advantage for credit in found.credits] == [-0.375, 0.0], "the mean over a step's tokens"
-    assert (found.dropped, found.num_uniform_groups) == ({}, 0), "unscored, and learned from all the same"
+    assert (found.dropped, found.num_uniform_groups) == ({}, 0), "unscored rollouts learn from a teacher"
 
 
 def test_teacher_is_compared_with_the_current_policy() -> None:
@@ -346,5 +346,5 @@ def test_policy_approaches_its_teacher(
     divergence = [line["policy/teacher_kl"] for line in lines]
     assert min(divergence[3:]) < 0.9 * divergence[0]
     known = {name for line in lines for name in line}
-    assert not {"signal/no_variance", "rollout/reward"} & known, "nobody judged, and that is no fault"
+    assert not {"signal/no_variance", "rollout/reward"} & known, "missing rewards are not reported"
     assert not [name for name in known if name.startswith("dropped/")]

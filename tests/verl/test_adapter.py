@@ -60,12 +60,12 @@ def test_adapter_is_trained_and_the_reference_is_unchanged(
     backend.publish()
     engine: Any = backend.inference
     torch.testing.assert_close(logprobs_of(engine.model, batch), learnt, rtol=0, atol=1e-5)
-    assert torch.equal(backend.score(batch), learnt), "being added to the weights for a while left nothing behind"
+    assert torch.equal(backend.score(batch), learnt), "merging the adapter for a publish leaves the weights unchanged"
 
     backend.save(tmp_path)
     assert (tmp_path / "adapter_config.json").exists()
     pieces = sum(path.stat().st_size for path in (tmp_path / "verl").rglob("model_*.pt"))
-    assert pieces < 0.5 * (model_folder / "model.safetensors").stat().st_size, "what is not trained is not kept"
+    assert pieces < 0.5 * (model_folder / "model.safetensors").stat().st_size, "frozen weights are not saved"
     saved = load_model(tmp_path, dtype="float32", device="cpu").model
     torch.testing.assert_close(logprobs_of(saved, batch), learnt, rtol=0, atol=1e-5)
     update_weights(backend, batch, algorithm)

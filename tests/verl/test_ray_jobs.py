@@ -77,7 +77,7 @@ def test_run_that_cannot_start_fails_with_its_message(submit: Callable[..., list
     done = ran(submit("fails", data, "rollout.group_size=1"))
     assert done.returncode == 1
     assert "Job 'fails' failed" in done.stdout + done.stderr
-    assert "rollout.group_size=1" in done.stdout, "what was wrong is in the job's log"
+    assert "rollout.group_size=1" in done.stdout, "the error is in the job's log"
 
 
 def test_stopping_a_run_ends_all_its_processes(submit: Callable[..., list[str]], jobs: str, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ async def test_failures_retries_and_deadlines_match_a_single_machine(two_nodes: 
     found = Counter(task_id for task_id, _, _ in lines(tmp_path / "log"))
     assert found == {"task-0": 2, "task-1": 1, "task-2": 1, "task-4": 1}
     closed = await asyncio.to_thread(lambda: list(tmp_path.glob("closed-*")))
-    assert len(closed) == 2, "each process let its rollouts close what they hold"
+    assert len(closed) == 2, "each process closed its source of rollouts"
 
 
 async def test_token_mismatch_stops_the_run(two_nodes: Any) -> None:
@@ -123,7 +123,7 @@ async def test_attempt_that_kills_its_process_is_abandoned_without_affecting_oth
     assert f"{MAX_LOSSES} processes died while they ran it" in episodes[3].info["error"]["message"]
     found = lines(tmp_path / "log")
     assert sum(task_id == "task-3" for task_id, _, _ in found) == MAX_LOSSES
-    assert len({session for _, _, session in found}) == len(found), "what is made again is filed apart"
+    assert len({session for _, _, session in found}) == len(found), "each attempt has its own session"
     for episode in episodes:
         if not episode.failed:
             assert [episode.session_id] == [session for name, _, session in found if name == episode.task_id][-1:]
@@ -208,6 +208,6 @@ async def test_attempts_survive_a_lost_node_and_count_once(two_nodes: Any, tmp_p
     found = lines(log)
     begun = Counter(task_id for task_id, _, _ in found)
     assert len(begun) == 60
-    assert 60 < len(found) <= 60 + 8, "the attempts that were under way there, and only they, were made again"
+    assert 60 < len(found) <= 60 + 8, "only attempts under way on the lost node were repeated"
     assert len({episode.session_id for episode in episodes}) == 60
     assert {episode.session_id for episode in episodes} <= {session for _, _, session in found}

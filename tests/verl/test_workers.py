@@ -270,7 +270,7 @@ def test_worker_timeout_is_reported(pair: Pair, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(WorkerError, match=r"verl\.timeout_s"):
         pair.verl.score(batch_for(GRPO()))
     monkeypatch.undo()
-    assert len(pair.verl.score(batch_for(GRPO()))), "late, and none the worse for it"
+    assert len(pair.verl.score(batch_for(GRPO()))), "a later call succeeds"
 
 
 def test_dead_worker_error_names_its_node(pair: Pair) -> None:

@@ -203,7 +203,7 @@ def test_drifted_tokens_are_aligned() -> None:
     assert (drift.cause, drift.num_common, drift.prior) == ("template", 3, prior)
     differing = [(piece.sampled, piece.rendered) for piece in drift.pieces if not piece.same]
     assert differing == [([4], [40])]
-    assert drift.pieces[-1].rendered == [10], "what is new behind the answer is no difference"
+    assert drift.pieces[-1].rendered == [10], "new tokens after the answer are not a difference"
 
 
 def test_long_prompts_are_aligned_at_rare_tokens() -> None:

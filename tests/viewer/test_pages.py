@@ -187,7 +187,7 @@ def test_line_of_a_single_point_is_drawn_as_a_point(look: Client, tmp_path: Path
     rows = [*({"step": step, "rollout/reward": 0.5} for step in range(200)), {"step": 200, "eval/reward": 0.25}]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     html = page(look(run), "/run/young")
-    assert html.count(" lone") == 1, "the evaluation's, also beside a line that has too many to be points"
+    assert html.count(" lone") == 1, "only the evaluation's single value is a point"
     (run / "metrics.jsonl").write_text('{"step": 1, "rollout/reward": 0.5}\n')
     assert page(look(run), "/run/young").count(" lone") == 1
     css = (Path(charts.__file__).parent / "static" / "viewer.css").read_text()
@@ -230,4 +230,4 @@ def test_empty_answer_is_shown_as_nothing(look: Client, tmp_path: Path) -> None:
 
 
 def test_path_of_a_model_keeps_its_leading_slash(client: TestClient) -> None:
-    assert re.search(r'<bdi dir="ltr">/[^<]*</bdi>', page(client, "/")), "the cell is cut off at its left side"
+    assert re.search(r'<bdi dir="ltr">/[^<]*</bdi>', page(client, "/")), "long paths are truncated at the left"

@@ -30,7 +30,7 @@ def test_rollouts_and_tokens_on_a_server_are_shown(look: Client, postgres_url: s
     assert "1 in all" in client.get("/run/store/rollouts").text
     assert "Four" in client.get("/run/store/episode/one").text
     assert client.get("/run/store/tokens/one/data.json").json()["ids"] == [1, 2, 3, 4, 5]
-    assert postgres_url not in client.get("/").text, "an address may hold a password"
+    assert postgres_url not in client.get("/").text, "a URL may contain a password"
 
 
 def test_unreachable_server_shows_a_message(look: Client) -> None:

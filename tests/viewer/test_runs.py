@@ -212,7 +212,7 @@ def test_run_in_a_shared_store_shows_its_own_rollouts(tmp_path: Path, monkeypatc
         assert run.rollouts.choices()["splits"] == ["train"]
         forget_trackers(run_dir)
         store.open_session("anew", {"run_id": kept_run_id(run_dir)}).result(60)
-        assert [item.session_id for item in run.rollouts.all()] == ["anew", "plain"], "the run was begun again"
+        assert [item.session_id for item in run.rollouts.all()] == ["anew", "plain"], "the run was restarted"
     run.close()
 
 

@@ -105,7 +105,7 @@ def test_demo_agent_learns_as_well_as_with_the_embedded_sampler(
     before, after = ([run.evaluations[place]["eval/accuracy"] for run in (embedded, served)] for place in (0, -1))
     assert max(before) < 0.45
     assert min(after) > 0.75, "both learned"
-    assert abs(after[0] - after[1]) < 0.2, "as well as each other, by the chance of a hundred held-out tasks"
+    assert abs(after[0] - after[1]) < 0.2, "equally well, within the chance of a hundred tasks"
 
     steps = [json.loads(line) for line in (tmp_path / "served" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in steps if "timing/step_s" in line]

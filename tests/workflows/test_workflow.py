@@ -152,7 +152,7 @@ async def test_fields_of_a_returned_episode_are_kept(expected: bool | None, is_c
         return Episode(trajectories=paths, is_correct=expected, metrics={"solver_acc": 0.25})
 
     episode = await run(Scripted(), do)
-    assert episode.is_correct is is_correct, "only where nobody says it do rewards decide"
+    assert episode.is_correct is is_correct, "rewards decide only if the episode does not"
     assert episode.metrics == {"solver_acc": 0.25, "judge_acc": 0.0}
 
 

@@ -192,7 +192,7 @@ def test_reference_is_loaded_only_for_a_divergence() -> None:
     assert not needs_reference(config_of())
     assert needs_reference(config_of("algorithm.kl_coef=0.1"))
     assert not needs_reference(config_of("algorithm.kl_coef=0.1", "model.lora_rank=2")), (
-        "the policy without its adapter"
+        "the reference is the policy without its adapter"
     )
 
 

@@ -201,7 +201,7 @@ def test_tool_runner_recovers_from_the_rejection_of_its_thread(serve, anthropic_
     final = runner.until_done()
     assert final.content[0].text == "It is 3."
     *refused, first, second = served.store.by_session("s")
-    assert all("thread" in trace.error for trace in refused), "versions before threads ask for none"
+    assert all("thread" in trace.error for trace in refused), "older clients never ask for a thread"
     assert [message["role"] for message in second.messages] == ["user", "assistant", "tool", "tool"]
     assert second.parent_id == first.id
 

@@ -471,7 +471,7 @@ def test_answer_interrupted_anywhere_is_reported_and_recorded(cutting, route, st
         assert is_whole is (trace.error is None), (num_bytes, answer.text, trace.error)
         assert "error" in answer.text or is_whole
         assert len(trace.response_ids) == len(trace.logprobs)
-    assert is_whole, "nothing was cut off the last one"
+    assert is_whole, "the last answer is complete"
 
 
 # All routes, as they are described.

@@ -154,7 +154,7 @@ def test_crashed_server_is_restarted_with_its_weights(start: Start, tmp_path: Pa
     recovered = threading.Event()
 
     def recover() -> None:
-        assert not server.is_ready, "no call may go to a server without its weights"
+        assert not server.is_ready, "no call may reach a server without its weights"
         server.control.set_weight_version("run:7")
         recovered.set()
 
@@ -185,7 +185,7 @@ def test_server_that_lost_its_weights_receives_them_again(start: Start) -> None:
     assert recovered.wait(PATIENCE_S)
     joined.await_ready()
     joined.close()
-    assert ours.control.is_healthy(), "a server that was joined is not ours to stop"
+    assert ours.control.is_healthy(), "a joined server is not stopped"
 
 
 @pytest.mark.slow
