@@ -165,7 +165,7 @@ def test_error_that_cannot_be_formatted_shows_its_arguments() -> None:
     assert first_line(Mute("a")) == "('a',)"
 
 
-def test_first_line_of_an_error() -> None:
+def test_first_line_of_an_error_is_never_empty() -> None:
     assert first_line(ValueError("\n no such file\nTraceback ...")) == "no such file"
     assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
 

@@ -13,7 +13,7 @@ from rllm.tracking import TRACKERS
 KNOWN = {"ordered": "collections:OrderedDict", "counter": "collections:Counter"}
 
 
-def test_short_names_and_paths() -> None:
+def test_short_names_and_paths_are_resolved() -> None:
     from collections import Counter, OrderedDict
 
     assert resolve("ordered", KNOWN) is OrderedDict

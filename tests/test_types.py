@@ -156,7 +156,9 @@ def test_copy_of_unscored_is_unscored(copied: Any) -> None:
         (2.0, [], 2.0),
     ],
 )
-def test_reward_of_a_trajectory(reward: float | None, steps: list[float | None], expected: float | None) -> None:
+def test_reward_of_a_trajectory_defaults_to_the_sum_of_its_steps(
+    reward: float | None, steps: list[float | None], expected: float | None
+) -> None:
     assert Trajectory(reward=reward, steps=[Step(reward=item) for item in steps]).final_reward() == expected
 
 
@@ -199,7 +201,7 @@ def test_episode_with_an_error_has_failed() -> None:
     assert not Episode(info={"note": 1}).failed
 
 
-def test_is_cumulative() -> None:
+def test_trajectory_is_cumulative_if_each_step_extends_the_last() -> None:
     one, two = (
         [{"role": "user", "content": "a"}],
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
@@ -238,12 +240,12 @@ def test_steps_have_unique_ids() -> None:
         ([], ""),
     ],
 )
-def test_text_of_a_message(content: Any, text: str) -> None:
+def test_text_of_a_message_joins_its_parts(content: Any, text: str) -> None:
     assert text_of({"role": "user", "content": content}) == text
     assert text_of({"role": "user"}) == ""
 
 
-def test_non_text_parts_of_messages() -> None:
+def test_kinds_of_non_text_parts_are_listed() -> None:
     parts = [{"type": kind, "text": "?"} for kind in ("text", "input_audio", "image_url", "refusal")]
     messages = [{"role": "user", "content": "?"}, {"role": "tool", "content": None}, {"role": "user", "content": parts}]
     assert parts_beside_text(messages) == ["image_url", "input_audio"]

@@ -50,7 +50,7 @@ async def test_agent_plays_gymnasium_frozen_lake(play):
     assert "[S]FFF" in trajectory.steps[0].observation
 
 
-async def test_frozen_lake_accepts_the_settings_of_the_framework(play):
+async def test_frozen_lake_accepts_the_settings_of_the_rllm_framework(play):
     agent = FrozenLakeAgent(max_steps=10, use_accumulate_thinking=False, use_accumulate_history=True)
     trajectory = await play(agent, GridWorldEnv(seed=3, size=4), ["<think>Where?</think>Up", "Left"])
     assert [message["content"] for message in trajectory.steps[1].chat_completions][2::2] == ["Up", "Left"]

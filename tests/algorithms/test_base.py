@@ -65,7 +65,7 @@ def test_invalid_settings_are_rejected(fields: dict[str, Any], message: str) -> 
         Algorithm(**fields)
 
 
-def test_single_tokens_are_not_credited_by_step() -> None:
+def test_level_step_is_rejected_by_algorithms_that_credit_tokens() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.level='step': this algorithm credits single tokens"):
         PPO(level="step")
 
@@ -80,7 +80,9 @@ def test_single_tokens_are_not_credited_by_step() -> None:
         (PPO(), False, True, True),
     ],
 )
-def test_requirements_of_algorithms(algorithm: Algorithm, reference: bool, scores: bool, all_tokens: bool) -> None:
+def test_algorithm_states_its_requirements(
+    algorithm: Algorithm, reference: bool, scores: bool, all_tokens: bool
+) -> None:
     assert algorithm.needs_reference is reference
     assert algorithm.needs_scores is scores
     assert algorithm.learns_without_advantage is all_tokens
@@ -109,7 +111,7 @@ def test_the_first_update_is_the_policy_gradient(name: str) -> None:
     assert got == pytest.approx((-batch.advantages * batch.weights).tolist())
 
 
-def test_divergence_in_the_loss_by_hand() -> None:
+def test_divergence_is_added_to_the_loss() -> None:
     batch = batch_of([0.0, 0.0], ref_logprobs=[-1.0, -1.0])
     algorithm = Reinforce(kl_coef=0.5, kl_estimator="k1")
     loss, sums = algorithm.loss(torch.tensor([-0.5, -2.0]), batch)

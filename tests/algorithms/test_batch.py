@@ -25,7 +25,7 @@ TWO_TURNS = sequence([1, 2], ([11, 12], [3]), ([13], []))
 ONE_TURN = sequence([1, 4], ([21], []), logprob=-7.0)
 
 
-def test_one_entry_for_each_sampled_token_in_order() -> None:
+def test_batch_has_one_entry_per_sampled_token_in_order() -> None:
     batch = Batch.of([TWO_TURNS, ONE_TURN])
     assert batch.ids.tolist() == [11, 12, 13, 21]
     assert batch.sequence_of.tolist() == [0, 0, 0, 1]
@@ -38,7 +38,7 @@ def test_integer_logprobs_are_accepted() -> None:
     assert batch.sampler_logprobs.dtype == torch.float32
 
 
-def test_empty_batch() -> None:
+def test_batch_may_be_empty() -> None:
     batch = Batch.of([]).with_weights("token-mean")
     assert (len(batch), batch.num_tokens, list(batch.split(10))) == (0, 0, [])
     assert len(batch.select([])) == 0
@@ -52,7 +52,7 @@ def test_empty_batch() -> None:
         ("seq-mean-token-sum", [1 / 2, 1 / 2, 1 / 2, 1 / 2]),
     ],
 )
-def test_weights_of_three_tokens_and_one(aggregation: Aggregation, expected: list[float]) -> None:
+def test_weights_follow_the_aggregation(aggregation: Aggregation, expected: list[float]) -> None:
     assert Batch.of([TWO_TURNS, ONE_TURN]).with_weights(aggregation).weights.tolist() == pytest.approx(expected)
 
 
@@ -67,13 +67,13 @@ def test_the_default_is_the_mean_over_tokens() -> None:
     assert Batch.of([TWO_TURNS, ONE_TURN]).weights.tolist() == [0.25] * 4
 
 
-def test_weights_of_no_tokens() -> None:
+def test_no_tokens_have_no_weights() -> None:
     aggregations: list[Aggregation] = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
     for aggregation in aggregations:
         assert token_weights(torch.tensor([], dtype=torch.long), 0, aggregation).tolist() == []
 
 
-def test_weights_of_one_sequence() -> None:
+def test_weights_of_one_sequence_follow_the_aggregation() -> None:
     two_tokens = torch.tensor([0, 0])
     assert token_weights(two_tokens, 1, "seq-mean-token-mean").tolist() == [0.5, 0.5]
     assert token_weights(two_tokens, 1, "seq-mean-token-sum").tolist() == [1.0, 1.0]

@@ -16,7 +16,7 @@ from rllm.errors import ConfigError
 from .values import batch_of, gradient, group_of
 
 
-def test_teacher_advantage_by_hand() -> None:
+def test_teacher_advantage_is_the_bounded_difference_of_logprobs() -> None:
     own, teacher = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-0.25, -4.0, -math.inf])
     assert pull_of_teacher(own, teacher).tolist() == [0.75, -2.0, -20.0]
 

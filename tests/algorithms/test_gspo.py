@@ -59,7 +59,7 @@ def test_loss_and_gradient_equal_the_sequence_form_of_the_paper(sequences: list[
     assert got == pytest.approx(gradient(plain, moved), abs=1e-5)
 
 
-def test_settings() -> None:
+def test_defaults_are_those_of_the_paper_and_dual_clip_is_rejected() -> None:
     assert (GSPO().clip_low, GSPO().clip_high) == (3e-4, 4e-4)
     with pytest.raises(ConfigError, match=r"algorithm\.dual_clip=3\.0: gspo has no such bound"):
         GSPO(dual_clip=3.0)

@@ -38,7 +38,7 @@ ESTIMATORS: list[KLEstimator] = ["k1", "k2", "k3"]
         (1.5, 0.0, 0.0, False),
     ],
 )
-def test_clipped_loss_by_hand(ratio: float, advantage: float, loss: float, clipped: bool) -> None:
+def test_clipped_loss_matches_hand_computed_values(ratio: float, advantage: float, loss: float, clipped: bool) -> None:
     old = torch.tensor([-3.0])
     losses, ratios, where = clipped_policy_loss(
         old + math.log(ratio), old, torch.tensor([advantage]), clip_low=0.2, clip_high=0.3
@@ -89,7 +89,7 @@ def test_ratios_are_finite() -> None:
 @pytest.mark.parametrize(
     ("estimator", "value"), [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", 0.5 - 1 + math.log(2))]
 )
-def test_divergence_by_hand(estimator: KLEstimator, value: float) -> None:
+def test_divergence_matches_hand_computed_values(estimator: KLEstimator, value: float) -> None:
     """The divergence of a token that is twice as likely as under the reference."""
     logprob = torch.tensor([math.log(0.5)])
     assert kl_divergence(logprob, logprob - math.log(2), estimator).item() == pytest.approx(value)
@@ -119,13 +119,13 @@ def test_expected_gradient_equals_that_of_the_divergence(
         assert estimated(at).item() == pytest.approx(exact(at).item(), abs=1e-5), "the estimate is unbiased"
 
 
-def test_sequence_mean_of_each_token() -> None:
+def test_each_token_gets_the_mean_of_its_sequence() -> None:
     means = mean_by_sequence(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([0, 0, 1]))
     assert means.tolist() == [1.5, 1.5, 6.0]
     assert mean_by_sequence(torch.zeros(0), torch.zeros(0, dtype=torch.long)).tolist() == []
 
 
-def test_importance_weights_by_hand() -> None:
+def test_importance_weights_match_hand_computed_values() -> None:
     trainer, sampler = torch.tensor([4.0, 1.0, 0.25]).log(), torch.zeros(3)
     rows = torch.tensor([0, 0, 1])
 
@@ -138,7 +138,7 @@ def test_importance_weights_by_hand() -> None:
     assert weights("sequence", 3.0, "mask") == pytest.approx([2.0, 2.0, 0.0])
 
 
-def test_whitened_by_hand() -> None:
+def test_whitened_values_have_mean_0_and_deviation_1() -> None:
     assert whitened(torch.tensor([1.0, 3.0])).tolist() == pytest.approx([-1.0, 1.0])
     assert whitened(torch.tensor([0.1] * 1000)).tolist() == [0.0] * 1000
     assert whitened(torch.zeros(0)).tolist() == []

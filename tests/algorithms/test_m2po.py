@@ -53,7 +53,7 @@ def test_the_loss_is_the_plain_ratio_to_the_sampler(tokens: list[tuple[float, fl
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_settings() -> None:
+def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.threshold=0\.0: use a number above 0"):
         M2PO(threshold=0.0)
     with pytest.raises(ConfigError, match=r"algorithm\.clip_high=0\.1: m2po masks by algorithm\.threshold"):

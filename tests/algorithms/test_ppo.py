@@ -23,7 +23,7 @@ def advantages_of(rewards: list[float], values: list[float], trajectory_of: list
     return gae(torch.tensor(rewards), torch.tensor(values), torch.tensor(trajectory_of), **fields).tolist()  # type: ignore[arg-type]
 
 
-def test_advantages_by_hand() -> None:
+def test_advantages_match_hand_computed_values() -> None:
     batch = batch_of([0.0] * 3, rewards=[0.0, 1.0, 4.0], values=[1.0, 2.0, 2.0])
     advantages, returns = PLAIN.token_advantages(batch)
     # Temporal differences: 0 + 2/2 - 1 = 0; 1 + 2/2 - 2 = 0; 4 - 2 = 2. Each step back counts a quarter.
@@ -101,7 +101,7 @@ def test_whitened_advantages_have_mean_0_and_deviation_1(trajectories: list[list
         (4.0, 0.5 * 2.0**2, 2.0),  # moved beyond the clip range
     ],
 )
-def test_critic_loss_by_hand(value: float, loss: float, slope: float) -> None:
+def test_critic_loss_matches_hand_computed_values(value: float, loss: float, slope: float) -> None:
     algorithm = PPO(value_coef=1.0)
     batch = batch_of([0.0], values=[1.0], returns=[2.0])
     assert algorithm.value_loss(torch.tensor([value]), batch)[0].item() == pytest.approx(loss)

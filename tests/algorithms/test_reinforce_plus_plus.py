@@ -75,5 +75,5 @@ def test_trajectory_without_tokens_counts_as_one_token() -> None:
     assert algorithm.credits([without]) == algorithm.credits([single])
 
 
-def test_empty_list_of_groups() -> None:
+def test_empty_list_of_groups_has_no_credits() -> None:
     assert ReinforcePlusPlusBaseline().credits([]) == []

@@ -20,7 +20,7 @@ def slope(algorithm: SAPO, advantage: float, ratio: float) -> float:
     return gradient(lambda logprobs: algorithm.loss(logprobs, batch)[0], [-3.0 + math.log(ratio)])[0]
 
 
-def test_the_gate_by_hand() -> None:
+def test_loss_and_gradient_match_hand_computed_values() -> None:
     batch = batch_of([1.0, -1.0], old_logprobs=[-3.0, -3.0])
     moved = torch.tensor([-3.0 + math.log(1.5), -3.0 + math.log(0.5)])
     losses, sums = HARD.surrogate(moved, torch.tensor([-3.0, -3.0]), batch)
@@ -40,7 +40,7 @@ def test_low_temperature_gives_the_plain_ratio_and_higher_ones_fade(advantage: f
     assert abs(slope(SAPO(), advantage, ratio)) <= abs(advantage) * ratio + 1e-6
 
 
-def test_settings() -> None:
+def test_invalid_settings_are_rejected() -> None:
     assert SAPO().aggregation == "seq-mean-token-mean"
     for name, value in {"clip_low": 0.1, "clip_high": 0.1, "dual_clip": 3.0}.items():
         with pytest.raises(ConfigError, match=rf"algorithm\.{name}={value}: sapo has a gate instead"):

@@ -67,7 +67,7 @@ def test_nodes_are_shared_only_if_that_saves_enough(sequences: list[list[int]], 
         assert users == 1 or (users - 1) * node.length >= min_saved
 
 
-def test_samples_of_two_prompts() -> None:
+def test_tree_of_two_prompts_matches_a_hand_built_one() -> None:
     one, other = [1, 2, 3, 4], [1, 2, 7, 8]
     tree = build_tree([[*one, 5], [*one, 6], other, [*other, 9]], min_saved=1)
     assert tree.paths == [[0, 1, 2], [0, 1, 3], [0, 4], [0, 4, 5]]
@@ -119,5 +119,5 @@ def test_number_of_forks_may_exceed_the_recursion_limit() -> None:
     assert [tree.ids[place] for place in tree.positions(len(steps) - 1)] == steps[-1]
 
 
-def test_empty_list_of_sequences() -> None:
+def test_tree_of_an_empty_list_is_empty() -> None:
     assert build_tree([]).ids == []

@@ -184,7 +184,7 @@ def test_critic_has_its_own_adapter(make_backend: MakeBackend, make_model: Make,
     assert torch.equal(one.values(groups()), other.values(groups()))
 
 
-def test_explained_variance_by_hand() -> None:
+def test_explained_variance_matches_hand_computed_values() -> None:
     returns = torch.tensor([1.0, -1.0, 1.0, -1.0])
     assert explained_variance(returns, returns) == 1.0
     assert explained_variance(torch.zeros(4), returns) == 0.0

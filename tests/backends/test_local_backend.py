@@ -162,7 +162,7 @@ def test_update_makes_rewarded_tokens_likelier(make_backend: MakeBackend) -> Non
     torch.testing.assert_close(result.logprobs, before, atol=1e-6, rtol=0)
 
 
-def test_metrics_of_an_update(make_backend: MakeBackend) -> None:
+def test_update_reports_its_metrics(make_backend: MakeBackend) -> None:
     backend = make_backend(lr=1e-3)
     batch = Batch.of([sequence_of(range(3, 23), [30, 31], [-2.0, -3.0]), sequence_of(range(3, 23), [32], [-4.0])])
     batch.advantages = torch.tensor([1.0, 1.0, -2.0])

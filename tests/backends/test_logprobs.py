@@ -27,7 +27,7 @@ def test_chunked_logprobs_equal_the_full_log_softmax(rows: int, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("chunk_rows", [3, 100])
-def test_the_gradient_of_the_entropy(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entropy_gradient_equals_that_of_autograd(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_rows * 50)
     torch.manual_seed(0)
     head = torch.nn.Linear(16, 50, dtype=torch.float64)
@@ -69,7 +69,7 @@ def test_tokens_of_one_state_share_its_distribution(
         torch.testing.assert_close(gradients, others, atol=1e-12, rtol=0)
 
 
-def test_entropy_by_hand() -> None:
+def test_entropy_matches_hand_computed_values() -> None:
     head = torch.nn.Linear(1, 4, bias=False)
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[0.0], [0.0], [0.0], [1.0]]))

@@ -71,7 +71,7 @@ def test_only_the_adapter_is_trained(make_backend: MakeBackend, make_model: Make
     assert all(".lora_" in name for name in names)
 
 
-def test_adapter_output_by_hand(make_model: Make) -> None:
+def test_adapter_output_matches_a_hand_computed_value(make_model: Make) -> None:
     model = make_model()  # 32 wide
     Adapter(model, LoraSettings(rank=2, alpha=4, targets=["up_proj"]))
     up = model.model.layers[0].mlp.up_proj

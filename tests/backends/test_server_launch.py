@@ -220,7 +220,7 @@ def test_missing_vllm_error_names_the_package(tmp_path: Path, monkeypatch: pytes
         check_serving(load_config(["model.engine=vllm"]))
 
 
-def test_allowed_distance_of_sampler_and_trainer(make_model: Any, tokenizer: Any) -> None:
+def test_allowed_gap_depends_on_the_dtype_unless_set(make_model: Any, tokenizer: Any) -> None:
     from rllm.backends.weight_sync_check import Probe
 
     assert Probe(make_model(), tokenizer).largest_gap == 1e-3

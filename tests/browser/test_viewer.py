@@ -70,7 +70,7 @@ NAMES = (
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_page_in_both_color_schemes(look: NewLook, paths: dict[str, str], name: str, dark: bool) -> None:
+def test_every_page_is_shown_in_both_color_schemes(look: NewLook, paths: dict[str, str], name: str, dark: bool) -> None:
     one = look(dark=dark)
     page = one.at(paths[name])
     assert page.locator("h1").count() == 1
@@ -207,7 +207,7 @@ def test_token_popup_shows_all_values(look: NewLook, paths: dict[str, str]) -> N
     assert "sampled" in page.locator(".inspect dd").nth(3).inner_text()
 
 
-def test_pictures_of_the_docs(look: NewLook, paths: dict[str, str]) -> None:
+def test_pictures_of_the_docs_can_be_taken(look: NewLook, paths: dict[str, str]) -> None:
     """`docs/viewer.md` has copies of these two."""
     one = look(width=1180, height=600)
     page = one.at(paths["run"])

@@ -207,7 +207,7 @@ def test_longest_history_is_used_and_tokens_are_kept_once() -> None:
         "few-shot",
     ],
 )
-def test_reasons_why_a_prompt_drifts(messages: list[Message], prompt_ids: list[int], drift: str | None) -> None:
+def test_drift_has_its_reason(messages: list[Message], prompt_ids: list[int], drift: str | None) -> None:
     known = after_one_answer()
     assert known.drift_of(MessageDigests.of(messages, None, known), prompt_ids) == drift
 
@@ -288,7 +288,7 @@ def test_complete_answer_may_not_be_extended() -> None:
     assert prior_after(after_one_answer(), [USER, more, RESULT]) is None
 
 
-def test_reasons_why_a_prompt_without_reasoning_drifts() -> None:
+def test_drift_without_reasoning_has_its_reason() -> None:
     plain = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
     known = after_one_answer(plain)
     rewritten = {**plain, "tool_calls": called('{"b": 7, "a": 6}')["tool_calls"]}

@@ -92,7 +92,7 @@ def test_reward_is_added_to_that_of_an_environment(work, policy):
     assert line["rollout/reward"] == pytest.approx(3.0 + 0.5 * line["rollout/part/env"])
 
 
-def test_dry_run_of_online_learning(work, fails, policy):
+def test_dry_run_prints_the_plan_of_online_learning(work, fails, policy):
     given = ["train", "--from-sessions", "sessions.db", "--model", str(policy), "gateway.port=8080", "run_dir=run"]
     done = here(*given, "--dry-run", cwd=work)
     assert done.returncode == 0, done.stderr
@@ -272,7 +272,7 @@ def test_error_in_an_agent_module_shows_only_user_frames(work, fails):
     assert errors.splitlines()[-1].startswith("json.decoder.JSONDecodeError")
 
 
-def test_agent_in_a_package_of_the_current_folder(work, fails):
+def test_agent_may_be_in_a_package_of_the_current_folder(work, fails):
     (work / "shop").mkdir()
     (work / "shop" / "agent.py").write_text("def agent(question, answer):\n    return 1.0\n")
     code, errors = fails("train", "shop.agent:agent", "--data", "tasks.jsonl")

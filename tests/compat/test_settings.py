@@ -209,7 +209,7 @@ LIMITS = ["max_prompt_length_exceeded", "max_response_length_exceeded", "max_tur
         ([f"{STEPWISE}.enable=true"], {}),
     ],
 )
-def test_keys_that_change_the_algorithm(overrides: list[str], expected: dict[str, Any]) -> None:
+def test_published_keys_change_the_algorithm(overrides: list[str], expected: dict[str, Any]) -> None:
     assert load_config(overrides).algorithm == (expected or TrainConfig().algorithm)
 
 
@@ -232,7 +232,7 @@ def test_keys_that_change_the_algorithm(overrides: list[str], expected: dict[str
         (["rllm.compact_filtering.mask_env_done=true"], False, []),
     ],
 )
-def test_keys_that_filter_episodes(overrides: list[str], truncated: bool, ended_by: list[str]) -> None:
+def test_published_keys_set_the_filters_of_episodes(overrides: list[str], truncated: bool, ended_by: list[str]) -> None:
     filters = load_config(overrides).filters
     assert (filters.truncated, filters.ended_by) == (truncated, ended_by)
 

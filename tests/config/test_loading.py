@@ -91,7 +91,7 @@ def test_command_line_values_are_parsed_as_yaml(text: str, value: Any) -> None:
     assert load_config([f"algorithm.x={text}"]).algorithm == {"x": value}
 
 
-def test_learning_rate_in_scientific_notation() -> None:
+def test_learning_rate_may_be_in_scientific_notation() -> None:
     assert load_config(["optim.lr=1e-5"]).optim.lr == 1e-5
 
 
@@ -224,7 +224,7 @@ class Centered(Algorithm):
     strength: float = 1.0
 
 
-def test_algorithm_and_its_settings() -> None:
+def test_algorithm_is_made_with_its_settings() -> None:
     assert make_algorithm(TrainConfig()) == GRPO()
     config = load_config(
         ["algorithm.normalize_std=false", "algorithm.clip_high=1", "algorithm.aggregation=seq-mean-token-sum"]
@@ -232,7 +232,7 @@ def test_algorithm_and_its_settings() -> None:
     assert make_algorithm(config) == GRPO(normalize_std=False, clip_high=1.0, aggregation="seq-mean-token-sum")
 
 
-def test_custom_algorithm() -> None:
+def test_custom_algorithm_is_made_with_its_settings() -> None:
     config = load_config([f"algorithm.name={__name__}:Centered", "algorithm.strength=0.5", "rollout.group_size=1"])
     assert make_algorithm(config) == Centered(strength=0.5)
 
@@ -314,14 +314,14 @@ def test_every_setting_has_an_origin(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found["num_steps"] == (100, "default")
 
 
-def test_origin_of_settings_of_a_role_with_a_dot(tmp_path: Path) -> None:
+def test_setting_of_a_role_with_a_dot_has_its_origin(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("roles:\n  my.judge:\n    weight: 0.5\n")
     found = {item.key: (item.value, item.origin) for item in origins(load_config(file), layers_of(file), {})}
     assert found["roles.my.judge.weight"] == (0.5, str(file))
 
 
-def test_origin_of_steps_computed_from_epochs() -> None:
+def test_steps_computed_from_epochs_have_that_origin() -> None:
     config = load_config(["num_steps=7", "num_epochs=2"])
     found = {item.key: item.origin for item in origins(config, layers_of(["num_steps=7", "num_epochs=2"]), {})}
     assert (found["num_steps"], found["num_epochs"]) == ("num_epochs", "key=value")

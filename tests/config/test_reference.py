@@ -41,7 +41,7 @@ def test_every_setting_has_a_default_and_a_meaning() -> None:
         ("roles.NAME.weight", "number > 0"),
     ],
 )
-def test_allowed_values_of_settings(key: str, allowed: str) -> None:
+def test_allowed_values_are_stated(key: str, allowed: str) -> None:
     assert BY_KEY[key].allowed == allowed
 
 

@@ -67,7 +67,7 @@ def test_size_is_read_from_a_hub_id(name: str, expected: float | None) -> None:
     assert size_of(name) == expected
 
 
-def test_size_of_a_folder_and_of_an_adapter(tmp_path: Path) -> None:
+def test_size_of_an_adapter_is_that_of_its_base(tmp_path: Path) -> None:
     folder = model_of(tmp_path / "model-8B", 1000)
     assert size_of(str(folder)) == 1000
     adapter = model_of(tmp_path / "adapter", 10)
@@ -91,7 +91,9 @@ def test_size_of_a_folder_and_of_an_adapter(tmp_path: Path) -> None:
         (["model.path=a/unknown"], True, 1e-5),
     ],
 )
-def test_rate_by_size_adapter_and_training(settings: list[str], demonstrates: bool, expected: float) -> None:
+def test_learning_rate_depends_on_size_adapter_and_kind_of_training(
+    settings: list[str], demonstrates: bool, expected: float
+) -> None:
     config = load_config(settings)
     config, origin = with_learning_rate(config, demonstrates=demonstrates)
     assert config.optim.lr == expected
@@ -213,7 +215,7 @@ def test_greedy_rollouts_are_counted() -> None:
     ]
 
 
-def test_singular_forms() -> None:
+def test_counts_of_one_use_singular_forms() -> None:
     single = ["tasks_per_step=2", "rollout.group_size=1", "num_steps=1", "rollout.resample_rounds=1"]
     assert in_words(load_config([*single, "optim.num_minibatches=2"]), 1) == [
         "2 tasks x 1 rollout = 2 episodes a step, 2 updates of 1 episode",

@@ -190,7 +190,9 @@ MBPP = {
         ("mbpp", MBPP, "def double(n):\n    return n + n", "def double(n):\n    return n * n"),
     ],
 )
-def test_programming_benchmarks(name: str, row: dict[str, Any], program: str, wrong: str, tmp_path: Path) -> None:
+def test_programming_benchmarks_run_the_program(
+    name: str, row: dict[str, Any], program: str, wrong: str, tmp_path: Path
+) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     [task] = read_benchmark_file(name, tmp_path / "rows.jsonl")
     assert is_correct(name, task, f"```python\n{program}\n```")

@@ -25,14 +25,14 @@ def file(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_json_lines_file(tmp_path: Path, ascii_only: bool) -> None:
+def test_json_lines_file_is_read(tmp_path: Path, ascii_only: bool) -> None:
     lines = [json.dumps(row, ensure_ascii=ascii_only) for row in ROWS]
     data = Dataset.load(file(tmp_path, "tasks.jsonl", "\r\n\n".join(lines) + "\n"))
     assert list(data) == ROWS
     assert data.name == "tasks"
 
 
-def test_json_list_file(tmp_path: Path) -> None:
+def test_json_list_file_is_read(tmp_path: Path) -> None:
     path = file(tmp_path, "tasks.JSON", json.dumps(ROWS, indent=1))
     assert Dataset.load_data(str(path)).get_data() == ROWS
 

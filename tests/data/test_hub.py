@@ -15,7 +15,7 @@ ROWS = [{"n": 1, "words": ["a"]}, {"n": 2, "words": []}]
 pytestmark = pytest.mark.usefixtures("hub_cache")
 
 
-def test_folder_saved_by_datasets(tmp_path: Path) -> None:
+def test_folder_saved_by_datasets_is_read(tmp_path: Path) -> None:
     saved = datasets.Dataset.from_list(ROWS).with_format("numpy")
     saved.save_to_disk(tmp_path / "one")
     data = Dataset.load(tmp_path / "one")
@@ -23,7 +23,7 @@ def test_folder_saved_by_datasets(tmp_path: Path) -> None:
     assert type(data[0]["n"]) is int
 
 
-def test_folder_with_splits(tmp_path: Path) -> None:
+def test_folder_with_splits_requires_one_of_them(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(tmp_path / "both")
     assert list(Dataset.load(tmp_path / "both", split="test")) == ROWS[1:]
@@ -31,7 +31,7 @@ def test_folder_with_splits(tmp_path: Path) -> None:
         Dataset.load(tmp_path / "both")
 
 
-def test_folder_of_files(tmp_path: Path) -> None:
+def test_folder_of_files_is_read(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "train.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
     assert list(Dataset.load(tmp_path / "files")) == [{"n": 1}, {"n": 2}, {"n": 3}]

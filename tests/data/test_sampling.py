@@ -135,7 +135,7 @@ def test_mismatched_weights_are_rejected(data: Dataset, weights: list[float]) ->
 # By outcomes
 
 
-def test_weights_by_hand() -> None:
+def test_weights_match_hand_computed_values() -> None:
     rates = [None, 0.0, 0.25, 0.5, 1.0]
     assert by_difficulty([], rates, 0) == [1.0, 0.05, 0.75, 1.0, 0.05]
     assert easy_first([], [0.0, 0.5, None, 1.0], 0) == pytest.approx([0.05, math.sqrt(0.05), math.sqrt(0.05), 0.05])
@@ -189,7 +189,7 @@ def test_restored_records_give_the_same_tasks() -> None:
     assert whole.more_tasks_of_step(9, num_drawn=0, count=4) == resumed.more_tasks_of_step(9, num_drawn=0, count=4)
 
 
-def test_outcomes_and_weights_of_sources_together() -> None:
+def test_sampling_by_outcomes_keeps_the_weights_of_sources() -> None:
     sampler = sampler_of(MIXED, per_step=10, weights=[5, 3, 2], sampling="difficulty")
     sampler.record(0, {MIXED.task_id(row): 0.0 for row in range(5)})
     shares = Counter(MIXED.source_of(row) for row in sampler.tasks_of_step(1))

@@ -9,7 +9,7 @@ from rllm.data import DatasetRegistry
 from rllm.errors import ConfigError
 
 
-def test_registered_dataset_in_verl_format(home: Path) -> None:
+def test_registered_dataset_is_written_in_verl_format(home: Path) -> None:
     rows = [{"question": "?", "nums": [1, 2]}, {"question": "!", "data_source": "other"}]
     data = DatasetRegistry.register_dataset("mine", rows, "train")
     path = data.get_verl_data_path()

@@ -145,7 +145,7 @@ def test_unscored_is_not_zero(returned: Any) -> None:
     assert not episode.is_correct
 
 
-def test_reward_with_metrics() -> None:
+def test_reward_may_come_with_metrics() -> None:
     episode = episode_from((np.float64(1.0), {"turns": 3, "ok": True}), "agent")
     assert episode.trajectories[0].reward == 1.0
     assert episode.metrics == {"turns": 3.0, "ok": 1.0}

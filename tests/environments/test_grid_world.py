@@ -24,7 +24,7 @@ def test_walk_to_the_goal_earns_one():
     assert steps[-1][3] == {"is_valid": True, "num_steps": 5, "truncated": False}
 
 
-def test_moves_have_the_numbers_of_the_framework():
+def test_moves_have_the_numbers_of_the_rllm_framework():
     env = FrozenLakeEnv.from_dict(TASK)
     steps = [env.step(move) for move in ("4", 1, Action("1"), 2, "2")]
     assert steps[-1][1] == 1.0

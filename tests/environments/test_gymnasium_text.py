@@ -48,7 +48,7 @@ def test_arrays_are_json_lists(text: str, space: spaces.Space, action: list):
     assert parsed.tolist() == action
 
 
-def test_objects_and_tuples_nest():
+def test_objects_and_tuples_may_be_nested():
     space = spaces.Dict({"move": UNIT, "jump": spaces.Discrete(2), "say": spaces.Tuple([spaces.Discrete(9)])})
     action = parse_action('I do {"move": [0, 1], "jump": 1, "say": [8]}.', space)
     assert action["move"].tolist() == [0.0, 1.0]
@@ -92,7 +92,7 @@ def test_legal_actions_are_described():
     assert legal_actions(UNIT) == "JSON of Box(-1.0, 1.0, (2,), float32)"
 
 
-def test_plain_values():
+def test_numpy_values_become_plain_python():
     assert to_plain(np.array([[1, 2]])) == [[1, 2]]
     assert to_plain({1: np.int8(3), "s": {np.str_("x")}}) == {"1": 3, "s": ["x"]}
     assert to_plain(np.longdouble(1)) == "1.0"  # not a float of Python's

@@ -74,12 +74,14 @@ GAMES = [
 
 
 @pytest.mark.parametrize(("env", "actions", "rewards"), GAMES)
-def test_plain_loop(env: Any, actions: list[Any], rewards: list[float | None]) -> None:
+def test_plain_loop_gets_the_rewards(env: Any, actions: list[Any], rewards: list[float | None]) -> None:
     assert played(env(), actions) == rewards
 
 
 @pytest.mark.parametrize(("env", "actions", "rewards"), GAMES)
-async def test_plain_loop_inside_an_event_loop(env: Any, actions: list[Any], rewards: list[float | None]) -> None:
+async def test_plain_loop_may_be_inside_an_event_loop(
+    env: Any, actions: list[Any], rewards: list[float | None]
+) -> None:
     assert played(env(), actions) == rewards
 
 

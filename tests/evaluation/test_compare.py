@@ -7,7 +7,7 @@ import pytest
 from rllm.evaluation.folder import difference_of_means, difference_of_rates
 
 
-def test_interval_of_rates_by_hand() -> None:
+def test_interval_of_rates_matches_a_hand_computed_one() -> None:
     # Agresti & Min (2005): 100 pairs, 12 wins and 4 losses; half a pair more in each cell.
     pairs = [(0.0, 1.0)] * 12 + [(1.0, 0.0)] * 4 + [(1.0, 1.0)] * 84
     found = difference_of_rates(pairs)
@@ -24,7 +24,7 @@ def test_equal_results_still_have_an_interval() -> None:
     assert found.high == pytest.approx(-found.low)
 
 
-def test_interval_of_means_by_hand() -> None:
+def test_interval_of_means_matches_a_hand_computed_one() -> None:
     differences = [1.0, 2.0, 3.0] * 3 + [2.0]
     found = difference_of_means([(0.5, 0.5 + value) for value in differences])
     error = statistics.stdev(differences) / math.sqrt(10)

@@ -80,7 +80,7 @@ def test_demonstrations_have_the_format_of_the_roles(example: Example) -> None:
         assert countdown_reward_fn(tasks[question], assistant["content"]).reward == 1.0
 
 
-def test_rewards_of_the_roles(example: Example) -> None:
+def test_rewards_are_averaged_by_role(example: Example) -> None:
     def episode(*rewards: float) -> Episode:
         return Episode(trajectories=[Trajectory(reward=reward) for reward in rewards])
 

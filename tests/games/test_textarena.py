@@ -92,7 +92,7 @@ def test_unfinished_game_is_unscored() -> None:
     assert episode.metrics["game/unfinished"] == 1
 
 
-def test_games_of_one_and_three_players() -> None:
+def test_games_may_have_one_or_three_players() -> None:
     episode, _ = games(lambda messages: "[4]", "GuessTheNumber-v0")
     assert [path.name for path in episode.trajectories] == ["player_0"]
     episode, _ = games(lambda messages: "[4]", "ThreePlayerTicTacToe-v0")

@@ -40,7 +40,7 @@ async def test_both_answers_with_the_same_call_ids_are_continued(serve, other, e
     assert again.missing_trace(answer) == traces[2].id
 
 
-async def test_the_messages_that_a_turn_compares_do_not_grow_with_the_conversation(serve, monkeypatch):
+async def test_turn_compares_a_constant_number_of_messages(serve, monkeypatch):
     compared = []
 
     def counting(message):

@@ -1,4 +1,4 @@
-"""Requirements of agent frameworks on the wire, one by one, through every dialect."""
+"""Requirements of agent frameworks on HTTP requests and answers, one by one, in every dialect."""
 
 import json
 import socket
@@ -52,12 +52,12 @@ def text_of(answer):
     return "".join(block["text"] for block in answer["content"])
 
 
-# 1. Routes
+# Routes
 
 
 @every_dialect
 @pytest.mark.parametrize("prefix", ["", "/v1", "/sessions/k%3A1/v1", "/sessions/k%3A1", "/sessions/k%3A1/v1/v1"])
-def test_line_1_every_route_with_and_without_v1_and_with_a_session(serve, route, prefix):
+def test_every_route_is_served_with_and_without_v1_and_with_a_session(serve, route, prefix):
     served = serve(["hello"])
     answer = served.post(f"{prefix}/{route}?beta=true", json={"model": "m", **REQUESTS[route]})
     assert text_of(answer.json()) == "hello"
@@ -66,7 +66,7 @@ def test_line_1_every_route_with_and_without_v1_and_with_a_session(serve, route,
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1", "/sessions/s/v1", "/sessions/s"])
-def test_line_1_models_and_one_model(serve, prefix):
+def test_models_are_listed_and_found(serve, prefix):
     served = serve()
     assert served.http.get(f"{prefix}/models").json()["data"][0]["id"] == "scripted"
     assert served.http.get(f"{prefix}/models/scripted").json()["object"] == "model"
@@ -76,7 +76,7 @@ def test_line_1_models_and_one_model(serve, prefix):
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1", "/sessions/s/v1"])
-def test_line_1_tokens_are_counted_and_nothing_is_stored(serve, upstream, prefix):
+def test_tokens_are_counted_and_nothing_is_stored(serve, upstream, prefix):
     served = serve(["hello"], upstream=upstream)
     messages = served.post(f"{prefix}/messages/count_tokens", json={"model": "m", **REQUESTS["messages"]})
     responses = served.post(f"{prefix}/responses/input_tokens", json={"model": "m", **REQUESTS["responses"]})
@@ -86,7 +86,7 @@ def test_line_1_tokens_are_counted_and_nothing_is_stored(serve, upstream, prefix
     assert sum(info.num_traces for info in served.store.sessions()) == 1
 
 
-def test_line_1_tokens_of_an_overlong_prompt_are_counted(serve):
+def test_tokens_of_an_overlong_prompt_are_counted(serve):
     served = serve(["hello"], context_length=10)
     counted = served.post("/v1/messages/count_tokens", json={"model": "m", **REQUESTS["messages"]})
     whole = serve(["hello"]).post("/v1/messages/count_tokens", json={"model": "m", **REQUESTS["messages"]})
@@ -95,11 +95,11 @@ def test_line_1_tokens_of_an_overlong_prompt_are_counted(serve):
 
 
 @pytest.mark.parametrize("path", ["/", "/api/hello", "/v1/messages", "/sessions/s/v1", "/sessions/s/api/hello"])
-def test_line_1_head_requests_are_answered(refusing, path):
+def test_head_requests_are_answered(refusing, path):
     assert refusing.http.head(path).status_code == 200
 
 
-def test_line_1_websocket_is_rejected_at_once(refusing):
+def test_websocket_is_rejected_at_once(refusing):
     headers = {
         "connection": "upgrade",
         "upgrade": "websocket",
@@ -110,17 +110,17 @@ def test_line_1_websocket_is_rejected_at_once(refusing):
     assert (refused.status_code, refused.json()["error"]["code"]) == (426, "upgrade_required")
 
 
-# 2. Never strict
+# Unknown members
 
 
 @every_dialect
-def test_line_2_unknown_and_null_members_are_accepted(serve, route):
+def test_unknown_and_null_members_are_accepted(serve, route):
     body = {"model": "m", **REQUESTS[route], "x": {"y": []}, "temperature": None, "tools": None, "stream": None}
     assert serve().post(f"/v1/{route}", json=body).status_code == 200
 
 
 @every_dialect
-def test_line_2_unknown_members_reach_the_upstream(serve, route):
+def test_unknown_members_reach_the_upstream(serve, route):
     served = serve(upstream="http")
     served.post(f"/v1/{route}", json={"model": "m", **REQUESTS[route], "chat_template_kwargs": {"a": 1}, "min_p": 0.1})
     [sent] = served.upstream.requests
@@ -128,7 +128,7 @@ def test_line_2_unknown_members_reach_the_upstream(serve, route):
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "responses", "messages"])
-def test_line_2_unknown_members_of_messages_names_and_lists_of_parts(serve, route):
+def test_messages_with_unknown_members_names_and_parts_are_accepted(serve, route):
     served = serve(upstream="http")
     part = {"type": "input_text" if route == "responses" else "text", "text": "hi", "cache_control": None}
     message = {"role": "user", "name": "ann", "content": [part], "index": 0, "audio": None}
@@ -139,7 +139,7 @@ def test_line_2_unknown_members_of_messages_names_and_lists_of_parts(serve, rout
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "responses"])
-def test_line_2_developer_and_system_messages_become_one_system_message(serve, upstream, route):
+def test_developer_and_system_messages_become_one_system_message(serve, upstream, route):
     served = serve(upstream=upstream)
     answer = [("system", "a"), ("developer", "b"), ("user", "hi"), ("developer", "c")]
     messages = [{"role": role, "content": content} for role, content in answer]
@@ -151,10 +151,10 @@ def test_line_2_developer_and_system_messages_become_one_system_message(serve, u
     assert served.store.by_session(session.id)[0].messages == messages
 
 
-# 3. Conversations kept on the server
+# Conversations kept on the server
 
 
-def test_line_3_deferred_tool_and_its_reference_become_text(serve):
+def test_deferred_tool_and_its_reference_become_text(serve):
     served = serve(upstream="http")
     reference = {"type": "tool_reference", "tool_name": "f"}
     found = {"type": "tool_result", "tool_use_id": "c", "content": [reference]}
@@ -168,7 +168,7 @@ def test_line_3_deferred_tool_and_its_reference_become_text(serve):
     assert sent["messages"][-1]["content"] == "The tool f can be called now."
 
 
-def test_line_3_cache_and_context_hints_are_ignored(serve):
+def test_cache_and_context_hints_are_ignored(serve):
     served = serve(upstream="http")
     cached = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     body = {
@@ -185,7 +185,7 @@ def test_line_3_cache_and_context_hints_are_ignored(serve):
     assert not {"metadata", "context_management", "thinking", "cache_control"} & sent.keys()
 
 
-def test_line_3_continued_response_survives_a_restart_of_the_gateway(serve):
+def test_continued_response_survives_a_restart_of_the_gateway(serve):
     served = serve(["one", "two"])
     first = served.post("/sessions/s/v1/responses", json={"model": "m", "input": "a"}).json()
     served.server.stop()
@@ -195,7 +195,7 @@ def test_line_3_continued_response_survives_a_restart_of_the_gateway(serve):
     assert [message["content"] for message in served.store.by_session("s")[1].messages] == ["a", "one", "b"]
 
 
-# 4. Complete, standard answers
+# Standard fields of answers
 
 
 class SloppyUpstream:
@@ -240,7 +240,7 @@ def sloppy():
         )
 
 
-def test_line_4_chat_completion_has_every_standard_field(sloppy):
+def test_chat_completion_has_every_standard_field(sloppy):
     answer = sloppy("chat/completions").json()
     assert {"id", "object", "created", "model", "choices"} <= answer.keys()
     [choice] = answer["choices"]
@@ -249,7 +249,7 @@ def test_line_4_chat_completion_has_every_standard_field(sloppy):
     assert len({call["id"] for call in choice["message"]["tool_calls"]}) == 2
 
 
-def test_line_4_every_chunk_has_every_standard_field_and_its_finish_reason(sloppy):
+def test_every_chunk_has_every_standard_field_and_its_finish_reason(sloppy):
     chunks = events_of(sloppy("chat/completions", stream=True).text)
     assert all({"id", "object", "created", "model", "choices"} <= chunk.keys() for chunk in chunks)
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -261,7 +261,7 @@ def test_line_4_every_chunk_has_every_standard_field_and_its_finish_reason(slopp
     assert len({call["id"] for call in calls}) == 2
 
 
-def test_line_4_response_has_every_standard_field(sloppy):
+def test_response_has_every_standard_field(sloppy):
     whole = sloppy("responses").json()
     [*_, last] = events_of(sloppy("responses", stream=True).text)
     for response in (whole, last["response"]):
@@ -272,7 +272,7 @@ def test_line_4_response_has_every_standard_field(sloppy):
         assert (response["usage"]["input_tokens"], response["usage"]["output_tokens"]) == (3, 2)
 
 
-def test_line_4_message_has_every_standard_field_and_ordered_events(sloppy):
+def test_message_has_every_standard_field_and_ordered_events(sloppy):
     whole = sloppy("messages").json()
     assert (whole["model"], whole["role"], whole["stop_reason"]) == ("m", "assistant", "tool_use")
     assert (whole["usage"]["input_tokens"], whole["usage"]["output_tokens"]) == (3, 2)
@@ -287,7 +287,7 @@ def test_line_4_message_has_every_standard_field_and_ordered_events(sloppy):
 
 
 @every_dialect
-def test_line_4_usage_is_always_included(serve, upstream, route):
+def test_usage_is_always_included(serve, upstream, route):
     served = serve(["hello"], upstream=upstream)
     usage = served.post(f"/v1/{route}", json={"model": "m", **REQUESTS[route]}).json()["usage"]
     assert 6 in usage.values()
@@ -300,7 +300,7 @@ def test_line_4_usage_is_always_included(serve, upstream, route):
 
 
 @every_dialect
-def test_line_4_silent_stream_is_kept_alive_and_text_is_streamed_as_generated(serve, route):
+def test_silent_stream_is_kept_alive_and_text_is_streamed_as_generated(serve, route):
     engine = HeldEngine(["abcdefgh"], num_pieces=1)
     served = serve(engine, config=GatewayConfig(keep_alive_s=0.05, shutdown_timeout_s=1))
     body = {"model": "m", **REQUESTS[route], "stream": True}
@@ -317,11 +317,11 @@ def test_line_4_silent_stream_is_kept_alive_and_text_is_streamed_as_generated(se
     assert "efgh" in rest
 
 
-# 5. Stop strings
+# Stop strings
 
 
 @every_dialect
-def test_line_5_stop_string_is_removed_from_the_answer_and_recorded_as_sampled(serve, upstream, route):
+def test_stop_string_is_removed_from_the_answer_and_recorded_as_sampled(serve, upstream, route):
     served = serve(["yes STOP no"], upstream=upstream)
     name = {"messages": "stop_sequences"}.get(route, "stop")
     answer = served.post(f"/sessions/s/v1/{route}", json={"model": "m", **REQUESTS[route], name: ["STOP"]}).json()
@@ -336,17 +336,17 @@ def test_line_5_stop_string_is_removed_from_the_answer_and_recorded_as_sampled(s
 
 
 @every_dialect
-def test_line_5_sampled_end_token_is_recorded(serve, upstream, route):
+def test_sampled_end_token_is_recorded(serve, upstream, route):
     served = serve(["yes"], upstream=upstream)
     served.post(f"/sessions/s/v1/{route}", json={"model": "m", **REQUESTS[route]})
     assert served.store.by_session("s")[0].response_ids[-1] == TURN_END
 
 
-# 6. The trainer's sampling parameters
+# The trainer's sampling parameters
 
 
 @every_dialect
-def test_line_6_sampling_of_the_trainer_overrides_the_client_and_is_logged(serve, upstream, route):
+def test_sampling_of_the_trainer_overrides_the_client_and_is_logged(serve, upstream, route):
     served = serve(["hello"], upstream=upstream)
     base_url = served.server.open_session("s", sampling={"temperature": 1.0, "max_tokens": 3})
     limit = {"responses": "max_output_tokens"}.get(route, "max_tokens")
@@ -359,7 +359,7 @@ def test_line_6_sampling_of_the_trainer_overrides_the_client_and_is_logged(serve
 
 
 @every_dialect_with_tools
-def test_line_6_guided_decoding_is_recorded_with_log_probabilities(serve, route):
+def test_guided_decoding_is_recorded_with_log_probabilities(serve, route):
     served = serve(["{}"], upstream="http")
     schema = {"type": "object"}
     guided = {
@@ -385,11 +385,11 @@ def test_line_6_guided_decoding_is_recorded_with_log_probabilities(serve, route)
     assert trace.logprobs
 
 
-# 8. Failures that clients recover from
+# Sessions, and failures that clients recover from
 
 
 @pytest.mark.parametrize("header", ["X-Claude-Code-Session-Id", "x-session-id", "session-id"])
-def test_line_7_session_defaults_to_the_session_id_of_the_client(serve, header):
+def test_session_defaults_to_the_session_id_of_the_client(serve, header):
     served = serve()
     own = {header: "ses_4a7"}
     others = [
@@ -405,7 +405,7 @@ def test_line_7_session_defaults_to_the_session_id_of_the_client(serve, header):
         assert answer.status_code == 200, "an invalid id of another program is ignored"
 
 
-def test_line_7_side_calls_are_tagged_and_sub_agents_are_named(serve):
+def test_side_calls_are_tagged_and_sub_agents_are_named(serve):
     served = serve()
     asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -418,7 +418,7 @@ def test_line_7_side_calls_are_tagged_and_sub_agents_are_named(serve):
 
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
-def test_line_8_overlong_prompt_is_a_400_with_the_message_that_clients_expect(serve, upstream, route, stream):
+def test_overlong_prompt_is_a_400_with_the_message_that_clients_expect(serve, upstream, route, stream):
     served = serve(context_length=10, upstream=upstream)
     refused = served.post(f"/v1/{route}", json={"model": "m", **REQUESTS[route], "stream": stream})
     assert refused.status_code == 400
@@ -437,7 +437,7 @@ def test_line_8_overlong_prompt_is_a_400_with_the_message_that_clients_expect(se
     [(b"{", 400), (b'{"model": "\xff"}', 400), (b"[]", 400), (b"{}", 400), (b" " * 2000, 413)],
     ids=["truncated", "not UTF-8", "not an object", "empty", "too long"],
 )
-def test_line_8_unreadable_request_gets_the_error_format_of_the_dialect(serve, route, body, status):
+def test_unreadable_request_gets_the_error_format_of_the_dialect(serve, route, body, status):
     served = serve(config=GatewayConfig(max_body_bytes=1000, shutdown_timeout_s=1))
     refused = served.http.post(f"/v1/{route}", content=body)
     assert refused.status_code == status
@@ -447,7 +447,7 @@ def test_line_8_unreadable_request_gets_the_error_format_of_the_dialect(serve, r
     assert (trace.error, trace.messages, trace.response_ids) == (refused.json()["error"]["message"], [], [])
 
 
-def test_line_3_rejected_thread_is_not_a_failed_call(serve):
+def test_rejected_thread_is_not_a_failed_call(serve):
     served = serve()
     body = {"model": "m", **REQUESTS["messages"], "thread": {"type": "create"}}
     assert served.post("/sessions/s/v1/messages", json=body).status_code == 400
@@ -459,7 +459,7 @@ def test_line_3_rejected_thread_is_not_a_failed_call(serve):
     ("key", "status"),
     [({}, 401), ({"x-api-key": "no"}, 401), ({"x-api-key": "secret"}, 200), ({"authorization": "Bearer secret"}, 200)],
 )
-def test_line_8_gateway_key_is_accepted_in_either_header(serve, route, key, status):
+def test_gateway_key_is_accepted_in_either_header(serve, route, key, status):
     served = serve(config=GatewayConfig(api_key="secret", shutdown_timeout_s=1))
     answer = served.post(f"/v1/{route}", json={"model": "m", **REQUESTS[route]}, headers=key)
     assert answer.status_code == status
@@ -467,14 +467,14 @@ def test_line_8_gateway_key_is_accepted_in_either_header(serve, route, key, stat
         assert answer.json()["error"]["type"] == "authentication_error"
 
 
-def test_line_8_unknown_route_gets_the_error_format_of_the_dialect(refusing):
+def test_unknown_route_gets_the_error_format_of_the_dialect(refusing):
     assert refusing.http.post("/v1/embeddings").json()["error"]["code"] == "not_found"
     anthropic = refusing.http.post("/v1/complete", headers={"anthropic-version": "2026-10-21"})
     assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (404, "not_found_error")
 
 
 @every_dialect
-def test_line_8_disconnect_ends_the_generation_and_keeps_sampled_tokens(serve, route):
+def test_disconnect_ends_the_generation_and_keeps_sampled_tokens(serve, route):
     served = serve(HeldEngine(["abcdefgh" * 100], num_pieces=1))
     address = urlsplit(served.server.url)
     body = json.dumps({"model": "m", **REQUESTS[route], "stream": True}).encode()
@@ -490,7 +490,7 @@ def test_line_8_disconnect_ends_the_generation_and_keeps_sampled_tokens(serve, r
 
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
-def test_line_8_retry_gets_the_answer_of_the_repeated_request(serve, departures, route, stream, monkeypatch):
+def test_retry_gets_the_answer_of_the_repeated_request(serve, departures, route, stream, monkeypatch):
     monkeypatch.setattr("rllm.gateway.call_dedup._PAUSE_S", 60.0)
     engine = HeldEngine()
     served = serve(engine)
@@ -509,7 +509,7 @@ def test_line_8_retry_gets_the_answer_of_the_repeated_request(serve, departures,
 @pytest.mark.slow
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
-def test_line_8_calls_are_held_during_a_restart_of_the_server(serve, route, stream):
+def test_calls_are_held_during_a_restart_of_the_server(serve, route, stream):
     served = serve(["hello"], upstream="pool", upstream_port=(port := free_port()))
     served.upstream.stop()
     restarted = ScriptedServer(served.engine, port=port)

@@ -23,7 +23,7 @@ def assert_exact(trace, output):
     assert trace.error is None
 
 
-def test_answer_and_its_exact_trace(serve, upstream):
+def test_answer_has_an_exact_trace(serve, upstream):
     served = serve(["héllo"], upstream=upstream)
     answer = served.client().chat.completions.create(model="m", messages=HI, temperature=0.5)
     assert answer.choices[0].message.content == "héllo"

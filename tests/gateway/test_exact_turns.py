@@ -118,7 +118,7 @@ def chat(server: GatewayServer, turns: int, *, stream: bool = False, edit: Any =
 
 
 @pytest.mark.parametrize(("is_known", "stream"), [(True, False), (True, True), (False, False)])
-def test_line_9_conversation_is_one_sequence_of_sampled_tokens(
+def test_conversation_is_one_sequence_of_sampled_tokens(
     served: Any, monkeypatch: pytest.MonkeyPatch, is_known: bool, stream: bool
 ) -> None:
     monkeypatch.setattr("rllm.gateway.sessions._ALWAYS_IN_MEMORY", int(is_known))
@@ -227,7 +227,7 @@ def echoed_blocks(response: dict[str, Any], expected: list[Any]) -> dict[str, An
         ("messages", {"messages": [USER], "max_tokens": 12}, echoed_blocks),
     ],
 )
-def test_line_9_earlier_answers_are_spliced_in_as_tokens(
+def test_earlier_answers_are_spliced_in_as_tokens(
     served: Any, route: str, first: dict[str, Any], then: Any, stream: bool
 ) -> None:
     server, store = served()
@@ -255,7 +255,7 @@ def test_rerendering_may_drift_and_the_trace_has_the_reason(served: Any) -> None
     assert "template" in drifts[1::2], "random tokens differ from the encoding of their text"
 
 
-def test_line_9_edited_history_forks_and_records_the_reason(served: Any) -> None:
+def test_edited_history_forks_and_records_the_reason(served: Any) -> None:
     server, store = served()
     chat(server, 2, edit=lambda content: f"{content} Or not.")
     first, second = store.by_session("s")

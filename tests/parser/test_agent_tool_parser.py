@@ -27,7 +27,7 @@ def test_call_in_reasoning_opened_by_the_prompt_is_ignored() -> None:
     ]
 
 
-def test_parser_classes_by_name() -> None:
+def test_parser_classes_are_found_by_name() -> None:
     assert get_tool_parser("qwen") is QwenToolParser
     assert get_tool_parser("r1") is R1ToolParser
     assert get_tool_parser("mistral")().parse("[TOOL_CALLS]f[ARGS]{}") == [ToolCall("f", {})]
@@ -35,14 +35,14 @@ def test_parser_classes_by_name() -> None:
         get_tool_parser("qwenn")
 
 
-def test_parser_for_a_tokenizer(parser_of: Callable[..., ChatTemplateParser]) -> None:
+def test_parser_is_chosen_by_the_template_of_a_tokenizer(parser_of: Callable[..., ChatTemplateParser]) -> None:
     assert isinstance(ToolParser.get_parser(parser_of("qwen").tokenizer), QwenToolParser)
     assert isinstance(ToolParser.get_parser(parser_of("deepseek").tokenizer), R1ToolParser)
     with pytest.raises(ConfigError, match="get_tool_parser"):
         ToolParser.get_parser(parser_of("{{ messages[0].content }}").tokenizer)
 
 
-def test_custom_parser() -> None:
+def test_subclass_may_parse_its_own_format() -> None:
     class Shouted(ToolParser):
         def parse(self, text: str) -> list[ToolCall]:
             return [ToolCall(word.lower()) for word in text.split() if word.isupper()]

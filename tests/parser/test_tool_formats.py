@@ -67,7 +67,7 @@ def test_arguments_stay_exactly_as_written(name: str, text: str, content: str) -
         ),
     ],
 )
-def test_several_calls(name: str, text: str) -> None:
+def test_several_calls_are_parsed(name: str, text: str) -> None:
     assert found(name, text) == ("", [("f", "{}"), ("g", '{"x": 1}')])
 
 
@@ -497,7 +497,7 @@ def test_template_without_calls_has_no_format() -> None:
     assert tool_format_of_template("{{ messages[0].content }}") is None
 
 
-def test_aliases() -> None:
+def test_aliases_name_the_same_format() -> None:
     assert tool_parser("qwen") is tool_parser("hermes")
     assert tool_parser("r1") is tool_parser("deepseek_r1")
     assert set(NAMES) < set(TOOL_FORMATS)

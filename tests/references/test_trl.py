@@ -109,7 +109,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
 
 @SEEDS
 @pytest.mark.parametrize("name", CASES)
-def test_losses(rows: Rows, name: str) -> None:
+def test_losses_agree_with_trl(rows: Rows, name: str) -> None:
     algorithm, settings = CASES[name]
     ours, theirs = ours_and_theirs(rows, algorithm, **settings)
     for mine, other in zip(ours, theirs, strict=True):
@@ -117,7 +117,7 @@ def test_losses(rows: Rows, name: str) -> None:
 
 
 @SEEDS
-def test_gspo(rows: Rows) -> None:
+def test_gspo_agrees_with_trl_for_equal_advantages_of_a_sequence(rows: Rows) -> None:
     """Theirs is the sequence form, in which siblings' tokens share an advantage; ours equals it in that case."""
     algorithm = GSPO(clip_low=0.05, clip_high=0.1)
     batch = rows.batch().with_weights(algorithm.aggregation)
@@ -132,7 +132,7 @@ def test_gspo(rows: Rows) -> None:
 
 
 @SEEDS
-def test_divergence_in_the_loss(rows: Rows) -> None:
+def test_divergence_in_the_loss_has_the_value_of_trl(rows: Rows) -> None:
     """The value is the same. The gradient is not, on purpose: theirs is that of k3, whose expectation belongs to the
     divergence the other way round."""
     algorithm = GRPO(kl_coef=0.3)
@@ -147,7 +147,7 @@ def test_divergence_in_the_loss(rows: Rows) -> None:
 
 
 @SEEDS
-def test_pieces_of_two_tokenizations(rows: Rows) -> None:
+def test_pieces_of_two_tokenizations_agree_with_trl(rows: Rows) -> None:
     """Theirs are lists of tokens for each piece, of offsets in bytes; ours are the piece of each token."""
     align = importlib.import_module("trl.experimental.gold.gold_trainer").ULDLoss._align_by_byte_offsets
     chance, text = random.Random(rows.seed), b"abcdefghijklmnopqrst"
@@ -159,7 +159,7 @@ def test_pieces_of_two_tokenizations(rows: Rows) -> None:
 
 
 @SEEDS
-def test_self_distillation(rows: Rows) -> None:
+def test_self_distillation_has_the_gradient_of_trl(rows: Rows) -> None:
     """The gradient is the same; the value of ours is that of the ratio to the policy before the update, which is 1."""
     compute = importlib.import_module("trl.experimental.sdft.loss_utils").compute_sampled_token_self_distillation_loss
     batch = rows.batch()
@@ -174,7 +174,7 @@ def test_self_distillation(rows: Rows) -> None:
     torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-6)
 
 
-def test_overlong_penalty() -> None:
+def test_overlong_penalty_agrees_with_trl() -> None:
     punish = importlib.import_module("trl.rewards").get_soft_overlong_punishment(20, 5)
     ours, lengths = DAPO(overlong_length=20, overlong_buffer=5), range(1, 30)
     theirs = punish(completion_ids=[[0] * length for length in lengths])
@@ -204,7 +204,7 @@ def trl_advantages_by_part(parts: Tensor, weights: Tensor, *, group_size: int) -
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_gdpo(seed: int) -> None:
+def test_gdpo_agrees_with_trl(seed: int) -> None:
     """TRL's deviation of the batch is that of a sample, larger by the root of N / (N - 1)."""
     generator = torch.Generator().manual_seed(seed)
     parts = torch.rand((24, 3), generator=generator) * torch.tensor([1.0, 10.0, 0.1])

@@ -50,7 +50,7 @@ def by_group(algorithm: Algorithm, rows: Rows) -> Tensor:
 
 
 @SEEDS
-def test_grpo(verl: ModuleType, rows: Rows) -> None:
+def test_grpo_agrees_with_verl(verl: ModuleType, rows: Rows) -> None:
     """Ours are population deviations, theirs sample deviations, larger by the root of n / (n - 1)."""
     compute = verl.compute_grpo_outcome_advantage
     plain = outcome_advantages(compute, rows, norm_adv_by_std_in_grpo=False)
@@ -60,17 +60,17 @@ def test_grpo(verl: ModuleType, rows: Rows) -> None:
 
 
 @SEEDS
-def test_rloo(verl: ModuleType, rows: Rows) -> None:
+def test_rloo_agrees_with_verl(verl: ModuleType, rows: Rows) -> None:
     assert_close(by_group(RLOO(), rows), outcome_advantages(verl.compute_rloo_outcome_advantage, rows))
 
 
 @SEEDS
-def test_opo(verl: ModuleType, rows: Rows) -> None:
+def test_opo_agrees_with_verl(verl: ModuleType, rows: Rows) -> None:
     assert_close(by_group(OPO(), rows), outcome_advantages(verl.compute_opo_outcome_advantage, rows))
 
 
 @SEEDS
-def test_remax(verl: ModuleType, rows: Rows) -> None:
+def test_remax_agrees_with_verl(verl: ModuleType, rows: Rows) -> None:
     groups = rows.groups()
     for number, group in enumerate(groups):
         group.references = [Trajectory(reward=0.25 * number, trainable=False)]
@@ -80,7 +80,7 @@ def test_remax(verl: ModuleType, rows: Rows) -> None:
 
 
 @SEEDS
-def test_otb(verl: ModuleType, rows: Rows) -> None:
+def test_otb_agrees_with_verl(verl: ModuleType, rows: Rows) -> None:
     batch, squares = rows.batch(), rows.random("squares", 0.0, 1.0)
     batch.rewards = rows.flat(rows.score_rows)
     batch.trajectory_of, batch.group_of = batch.sequence_of, torch.tensor(rows.groups_of)[batch.sequence_of]
@@ -102,7 +102,7 @@ def as_ours(whitened: Tensor) -> Tensor:
 
 @SEEDS
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_reinforce_plus_plus(verl: ModuleType, rows: Rows, gamma: float) -> None:
+def test_reinforce_plus_plus_agrees_with_verl(verl: ModuleType, rows: Rows, gamma: float) -> None:
     batch = rows.batch()
     batch.rewards = rows.flat(rows.score_rows) - 0.1 * rows.random("divergence")
     config = importlib.import_module("verl.trainer.config").AlgoConfig(gamma=gamma)
@@ -111,14 +111,14 @@ def test_reinforce_plus_plus(verl: ModuleType, rows: Rows, gamma: float) -> None
 
 
 @SEEDS
-def test_reinforce_plus_plus_baseline(verl: ModuleType, rows: Rows) -> None:
+def test_reinforce_plus_plus_baseline_agrees_with_verl(verl: ModuleType, rows: Rows) -> None:
     theirs = outcome_advantages(verl.compute_reinforce_plus_plus_baseline_outcome_advantage, rows)
     assert_close(by_group(ReinforcePlusPlusBaseline(), rows), as_ours(theirs))
 
 
 @SEEDS
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 1.0), (0.9, 0.8), (1.0, 0.0)])
-def test_gae(verl: ModuleType, rows: Rows, gamma: float, gae_lambda: float) -> None:
+def test_gae_agrees_with_verl(verl: ModuleType, rows: Rows, gamma: float, gae_lambda: float) -> None:
     batch = rows.batch()
     batch.rewards = rows.random("rewards")
     theirs, returns = verl.compute_gae_advantage_return(
@@ -148,7 +148,7 @@ AGGREGATIONS: list[tuple[Aggregation, str]] = [
 
 @SEEDS
 @pytest.mark.parametrize(("ours", "theirs"), AGGREGATIONS)
-def test_aggregations(verl: ModuleType, rows: Rows, ours: Aggregation, theirs: str) -> None:
+def test_aggregations_agree_with_verl(verl: ModuleType, rows: Rows, ours: Aggregation, theirs: str) -> None:
     losses = rows.random("losses")
     weights = rows.batch().with_weights(ours, 16 if ours == "fixed-length" else None).weights
     expected = verl.agg_loss(rows.pad(losses), rows.mask, theirs, loss_scale_factor=16)
@@ -167,7 +167,9 @@ LOSSES = [
 
 @SEEDS
 @pytest.mark.parametrize(("name", "algorithm", "by"), LOSSES, ids=[name for name, _, _ in LOSSES])
-def test_policy_losses(verl: ModuleType, rows: Rows, name: str, algorithm: Algorithm, by: float) -> None:
+def test_policy_losses_agree_with_verl(
+    verl: ModuleType, rows: Rows, name: str, algorithm: Algorithm, by: float
+) -> None:
     batch = rows.batch().with_weights(algorithm.aggregation)
     batch.sampler_logprobs = batch.old_logprobs
     logprobs = rows.moved(batch, by)
@@ -197,7 +199,7 @@ def test_policy_losses(verl: ModuleType, rows: Rows, name: str, algorithm: Algor
 
 
 @SEEDS
-def test_critic_loss(verl: ModuleType, rows: Rows) -> None:
+def test_critic_loss_agrees_with_verl(verl: ModuleType, rows: Rows) -> None:
     batch = rows.batch()
     values = (batch.values + rows.random("values moved")).requires_grad_()
     theirs, clipped = verl.compute_value_loss(
@@ -210,7 +212,7 @@ def test_critic_loss(verl: ModuleType, rows: Rows) -> None:
 
 @SEEDS
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_divergences(verl: ModuleType, rows: Rows, estimator: KLEstimator) -> None:
+def test_divergences_agree_with_verl(verl: ModuleType, rows: Rows, estimator: KLEstimator) -> None:
     """Our gradient is always that of k2, which verl gives to the estimators whose names end in +."""
     batch = rows.batch()
     logprobs = rows.moved(batch)
@@ -220,7 +222,7 @@ def test_divergences(verl: ModuleType, rows: Rows, estimator: KLEstimator) -> No
 
 
 @SEEDS
-def test_importance_weights(rows: Rows) -> None:
+def test_importance_weights_agree_with_verl(rows: Rows) -> None:
     """Of tokens the same; of sequences ours are the geometric mean of the tokens' ratios, and theirs their product."""
     compute = importlib.import_module("verl.trainer.ppo.rollout_corr_helper").compute_rollout_correction_weights
     batch = rows.batch()

@@ -78,7 +78,7 @@ def test_long_output_is_read_to_its_end_in_any_script() -> None:
         "if add(1, 2) != 3:\n    quit(1)",
     ],
 )
-def test_all_published_formats_of_function_tests(tests: Any) -> None:
+def test_all_published_formats_of_function_tests_are_run(tests: Any) -> None:
     assert judged(tests, "def add(a, b):\n    return a + b").reward == 1.0
     assert judged(tests, "def add(a, b):\n    return a - b").reward == 0.0
 

@@ -24,7 +24,7 @@ def reward_of(gold: Any, answer: str) -> float | None:
     return math_reward_fn({"ground_truth": gold}, rf"So it is \boxed{{{answer}}}.").reward
 
 
-def test_examples_of_the_tutorial() -> None:
+def test_examples_of_the_tutorial_have_their_rewards() -> None:
     task = {"ground_truth": "4"}
     assert math_reward_fn(task, "The answer is \\boxed{4}").reward == 1.0
     assert math_reward_fn(task, "After calculation, I get 4").reward == 0.0
@@ -129,7 +129,7 @@ def test_equal_texts_and_numbers_need_no_computer_algebra(gold: Any, answer: str
         (r"6 \text{ PM}", r"6 \text{ p.m.}"),
     ],
 )
-def test_mathematically_equal_answers(gold: Any, answer: str) -> None:
+def test_mathematically_equal_answers_earn_1(gold: Any, answer: str) -> None:
     assert reward_of(gold, answer) == 1.0
 
 
@@ -188,7 +188,7 @@ def test_mathematically_equal_answers(gold: Any, answer: str) -> None:
         ("0.0000001", r"\frac{1}{5000000}"),
     ],
 )
-def test_different_answers(gold: Any, answer: str) -> None:
+def test_different_answers_earn_0(gold: Any, answer: str) -> None:
     assert reward_of(gold, answer) == 0.0
 
 

@@ -10,13 +10,13 @@ from rllm.rewards.search_reward import RewardConfig, RewardInput, RewardSearchFn
 from rllm.types import Action
 
 
-def test_example_of_the_tutorial() -> None:
+def test_example_of_the_tutorial_has_its_reward() -> None:
     judge = RewardSearchFn(RewardConfig())
     verdict = judge(RewardInput(task_info={"ground_truth": "Paris"}, action="Paris"))
     assert (verdict.reward, verdict.is_correct) == (1.0, True)
 
 
-def test_normalisation() -> None:
+def test_articles_punctuation_and_case_are_normalised() -> None:
     assert normalize("  The  Beatles' \n song, an Ode.") == "beatles song ode"
 
 
@@ -60,7 +60,7 @@ def test_answers_are_extracted_from_text(text: str) -> None:
         ("", "Paris", 0.0),
     ],
 )
-def test_f1_by_hand(answer: str, gold: str, f1: float) -> None:
+def test_f1_matches_hand_computed_values(answer: str, gold: str, f1: float) -> None:
     assert f1_score(answer, gold) == pytest.approx(f1)
 
 

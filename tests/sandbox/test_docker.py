@@ -165,7 +165,7 @@ def service(tmp_path, monkeypatch):
 
 
 @pytest.mark.sandbox
-async def test_the_real_command_line(service, tmp_path):
+async def test_sandbox_works_with_the_real_command_line(service, tmp_path):
     backend = open_backend("docker")
     (tmp_path / "image").mkdir()
     (tmp_path / "image/Dockerfile").write_text(f"FROM {DEBIAN}\nRUN echo built > /file\n")

@@ -34,7 +34,7 @@ def test_sync_function_returns_its_trajectory() -> None:
     assert did.final_reward() == 1.0
 
 
-async def test_bare_decorator_on_an_async_function() -> None:
+async def test_bare_decorator_accepts_an_async_function() -> None:
     @trajectory
     async def agent() -> int:
         await asyncio.sleep(0)
@@ -86,7 +86,7 @@ async def test_methods_run_concurrently_in_isolation(server: ModelServer) -> Non
         assert [step.model_response for step in did.steps] == [f"{number}/0", f"{number}/1"]
 
 
-def test_nested_trajectories_and_the_enclosing_session() -> None:
+def test_outer_trajectory_includes_the_calls_of_inner_ones() -> None:
     @trajectory(name="inner")
     def inner() -> None:
         assert get_current_metadata()["trajectory_name"] == "inner"

@@ -108,7 +108,7 @@ async def test_process_calls_in_the_rollout_that_started_it(gateway: ScriptedGat
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["pool", pytest.param("executor", marks=pytest.mark.slow)])
-async def test_jobs_of_a_pool_created_before_the_rollouts(gateway: ScriptedGateway, kind: str) -> None:
+async def test_jobs_of_an_older_pool_belong_to_their_rollouts(gateway: ScriptedGateway, kind: str) -> None:
     context = multiprocessing.get_context("forkserver")
     with context.Pool(2) if kind == "pool" else ProcessPoolExecutor(2, mp_context=context) as pool:
         if isinstance(pool, ProcessPoolExecutor):  # which starts its processes when it needs them
@@ -206,7 +206,7 @@ async def test_calls_outside_of_rollouts_need_no_session(gateway: ScriptedGatewa
     assert after.headers["x-rllm-session"] == "unattributed"
 
 
-def test_functions_that_can_be_bound() -> None:
+def test_only_synchronous_functions_can_be_bound() -> None:
     assert bind(process_calls.ask) is process_calls.ask, "nothing to bind outside of a session"
     with pytest.raises(ConfigError, match="async"):
         bind(process_calls.ask_async)

@@ -149,7 +149,7 @@ def test_later_patch_by_other_code_survives(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-def test_environment_for_another_process(suffix: str) -> None:
+def test_environment_has_the_variables_of_all_clients(suffix: str) -> None:
     variables = environment("http://127.0.0.1:8000/sessions/a%3Ab" + suffix)
     assert variables["OPENAI_BASE_URL"] == variables["OPENAI_API_BASE"] == "http://127.0.0.1:8000/sessions/a%3Ab/v1"
     assert variables["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000/sessions/a%3Ab"
@@ -207,7 +207,7 @@ def test_user_token_is_not_sent_to_the_gateway(monkeypatch: pytest.MonkeyPatch) 
     assert environment("http://gw:1/sessions/s")["ANTHROPIC_AUTH_TOKEN"] == "rllm-s"
 
 
-def test_environment_of_the_current_session() -> None:
+def test_environment_defaults_to_the_current_session() -> None:
     with Session(base_url="http://127.0.0.1:1/sessions/s/v1"), session():
         assert environment()["OPENAI_BASE_URL"] == "http://127.0.0.1:1/sessions/s/v1"
     with pytest.raises(ConfigError, match="pass the gateway's URL"):

@@ -229,7 +229,7 @@ def test_generate_response_works_outside_of_sessions(server: ModelServer) -> Non
     ("response", "reward"),
     [(r"The answer is \boxed{4}", 1.0), ("After calculation, I get 4", 0.0), (r"\boxed{5}", 0.0)],
 )
-def test_maths_reward(response: str, reward: float) -> None:
+def test_maths_answers_have_their_rewards(response: str, reward: float) -> None:
     assert math_reward_fn({"ground_truth": "4"}, response).reward == reward
     assert math_reward_fn({"ground_truth": "4"}, Action(response)).reward == reward
 
@@ -318,7 +318,7 @@ async def test_concurrent_trajectories_are_isolated(server: ModelServer) -> None
         ("", 0.0),
     ],
 )
-def test_countdown_reward(answer: str, reward: float) -> None:
+def test_countdown_answers_have_their_rewards(answer: str, reward: float) -> None:
     assert countdown_reward_fn(COUNTDOWN, answer).reward == reward
 
 
@@ -401,6 +401,6 @@ async def test_child_process_joins_the_trajectory_that_started_it(roll_out: Roll
     ]
 
 
-def test_search_reward() -> None:
+def test_search_answer_has_its_reward() -> None:
     reward = RewardSearchFn(RewardConfig())(RewardInput(task_info={"ground_truth": "Paris"}, action="Paris"))
     assert reward.reward == 1.0

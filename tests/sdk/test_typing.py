@@ -53,7 +53,7 @@ def types_by_mypy(folder: Path, agent: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_types_of_a_recorded_function(tmp_path: Path) -> None:
+def test_recorded_function_keeps_its_types(tmp_path: Path) -> None:
     found = types_by_mypy(tmp_path, AGENT + MISTAKES)
     assert found == [
         'Argument 1 to "judge" has incompatible type "int"; expected "str"  [arg-type]',

@@ -124,7 +124,7 @@ def test_circular_and_very_deep_values_are_truncated():
     assert unpack_document(pack_document(deep))[0][0] != []
 
 
-def test_readable_values_of_arrays_dates_and_bytes() -> None:
+def test_arrays_dates_and_bytes_are_readable() -> None:
     value = {
         "number": np.float32(0.1),
         "array": np.arange(3),

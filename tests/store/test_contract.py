@@ -138,7 +138,7 @@ def test_sessions_are_listed_newest_first_in_pages(store: TraceStore):
     assert store.sessions(offset=3) == []
 
 
-def test_sessions_after_a_given_one(store: TraceStore):
+def test_sessions_may_be_listed_after_a_given_one(store: TraceStore):
     for name in "abc":
         store.open_session(name, {})
     store.open_session("d", {}).result()

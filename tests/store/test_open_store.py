@@ -12,11 +12,11 @@ from rllm.store.sqlite import SqliteTraceStore
 
 
 @pytest.mark.parametrize("url", ["memory:", "memory://", ":memory:"])
-def test_memory_url(url: str):
+def test_memory_url_opens_a_memory_store(url: str):
     assert isinstance(open_store(url), MemoryTraceStore)
 
 
-def test_sqlite_urls_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_sqlite_urls_and_paths_open_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for url, path in {
         "sqlite:///runs/relative.db": Path("runs/relative.db"),

@@ -35,7 +35,7 @@ def test_programs_of_its_page_run(tmp_path: Path) -> None:
     assert f"{DOCS.count('def test_')} passed" in done.stdout
 
 
-async def test_async_agent_in_an_async_test() -> None:
+async def test_async_agent_can_be_rolled_out_in_an_async_test() -> None:
     async def agent(text: str) -> float:
         async with AsyncOpenAI() as client:
             await client.responses.create(model="m", input=text)

@@ -33,7 +33,7 @@ from rllm.tools.calculator import evaluate
         (" 7 ", 7),
     ],
 )
-def test_values_of_expressions(expression: str, value: int | float | Fraction) -> None:
+def test_expressions_have_exact_values(expression: str, value: int | float | Fraction) -> None:
     result = evaluate(expression)
 
     assert result == value

@@ -104,7 +104,7 @@ async def listening(url: str) -> None:
 
 
 @pytest.mark.slow
-async def test_server_over_http(http_server: str) -> None:
+async def test_server_can_be_called_over_http(http_server: str) -> None:
     async with asyncio.timeout(120):
         await listening(http_server)
     spec = {"url": http_server + "?token=secret", "headers": {"x-greeting": "hello"}}

@@ -162,7 +162,7 @@ def test_output_that_cannot_be_formatted_is_an_error_of_the_tool() -> None:
     assert Tool(name="mute", function=lambda: Unprintable())().error == "tool 'mute' raised RuntimeError: no words"
 
 
-def test_outputs_as_text() -> None:
+def test_outputs_become_text() -> None:
     circle: list[Any] = []
     circle.append(circle)
 

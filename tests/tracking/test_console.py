@@ -112,7 +112,7 @@ def test_metrics_become_a_line(log: Log, metrics: Mapping[str, float], line: str
     assert log.take() == ([] if line is None else [line])
 
 
-def test_training_and_evaluation_in_one_call(log: Log) -> None:
+def test_training_and_evaluation_in_one_call_are_two_lines(log: Log) -> None:
     log.tracker.log(4, {**STEP, "eval/accuracy": 1.0})
     assert log.take() == ["step 4/63, held out: accuracy 100.0%", "step 4/63: reward 0.500, accuracy 25.0%"]
 
@@ -186,7 +186,7 @@ def test_tracker_without_log_rollout_gets_the_other_calls() -> None:
 
 
 @pytest.mark.parametrize(("split", "shown"), [("train", {1, 10, 20}), ("eval", {0})], ids=["training", "evaluation"])
-def test_sample_conversations_every_few_steps(log: Log, split: str, shown: set[int]) -> None:
+def test_sample_conversations_are_printed_every_few_steps(log: Log, split: str, shown: set[int]) -> None:
     printed = set()
     for step in range(split == "train", 22):
         log.tracker.log_episodes(step, split, [rollout(1.0), rollout(0.0), rollout(0.5)])

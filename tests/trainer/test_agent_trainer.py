@@ -20,7 +20,7 @@ def test_resumed_run_keeps_its_learning_rate(run_trainer: RunTrainer) -> None:
     assert (again.trainer.run_dir / "config.yaml").read_text() == stored.replace("num_steps: 1", "num_steps: 2")
 
 
-def test_metrics_of_the_rllm_framework(run_trainer: RunTrainer) -> None:
+def test_metrics_of_the_rllm_framework_are_logged(run_trainer: RunTrainer) -> None:
     lines = run_trainer({"num_steps": 1}, val=True).lines
     names = {name for line in lines for name in line}
     assert {"critic/score/mean", "batch/solve_partial", "val/pass@1"} <= names

@@ -190,7 +190,7 @@ def test_best_checkpoint_is_kept_with_the_newest(tmp_path: Path) -> None:
     assert checkpoints.best_score() == 0.75
 
 
-def test_score_of_an_evaluation() -> None:
+def test_score_of_an_evaluation_is_its_chosen_metric() -> None:
     metrics = {"eval/accuracy": 0.5, "eval/reward": 2.0}
     assert score_of(metrics, None) is None
     assert score_of(metrics, "eval/reward") == 2.0
@@ -239,7 +239,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     assert mine.exists()
 
 
-def test_folder_without_checkpoints(tmp_path: Path) -> None:
+def test_folder_without_checkpoints_has_no_latest_one(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, keep=1).latest() is None
 
 

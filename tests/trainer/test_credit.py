@@ -189,7 +189,9 @@ def test_gradient_equals_that_of_the_full_batch(aggregation: str) -> None:
         ("seq-mean-token-mean", [1 / 4, *[1 / 8] * 2, *[1 / 12] * 3, *[1 / 8] * 2]),
     ],
 )
-def test_weight_of_a_rollout_of_three_segments_by_hand(aggregation: str, weights: list[float]) -> None:
+def test_weight_of_a_rollout_of_three_segments_matches_hand_computed_values(
+    aggregation: str, weights: list[float]
+) -> None:
     compacted = path(1.0, steps=[step([9, 1], [3]), step([9, 2], [3] * 2), step([9, 3], [3] * 3)])
     algorithm = GRPO(normalize_std=False, aggregation=aggregation)  # type: ignore[arg-type]
     batch = assembled(episodes_of(compacted, path(0.0, steps=[step(answer=[3] * 2)])), algorithm).batch
@@ -197,7 +199,7 @@ def test_weight_of_a_rollout_of_three_segments_by_hand(aggregation: str, weights
     assert batch.weights.tolist() == pytest.approx(weights)
 
 
-def test_trajectory_without_advantage_among_others_with_one() -> None:
+def test_trajectory_of_mean_reward_is_not_dropped() -> None:
     result = assembled(episodes_of(path(1.0), path(0.5), path(0.0)))
     assert result.batch.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]
     assert result.batch.weights.tolist() == pytest.approx([1 / 6] * 4)
@@ -240,7 +242,7 @@ def test_untrained_judge_needs_no_logprobs() -> None:
     assert result.dropped == {"not_trainable": 1}
 
 
-def test_batch_without_advantage() -> None:
+def test_batch_without_advantage_is_empty() -> None:
     result = assembled([failed(), *episodes_of(path())])
     assert len(result.batch) == 0
     assert assembled([]).credits == []
@@ -437,7 +439,7 @@ def test_nan_of_a_critic_is_not_attributed_to_the_algorithm() -> None:
     assert result.batch.advantages.isnan().all()
 
 
-def test_batch_without_advantage_with_a_critic() -> None:
+def test_batch_without_rewards_is_empty_despite_a_critic() -> None:
     assert len(assembled([failed(), *episodes_of(path())], PPO(), TableScorer()).batch) == 0
 
 

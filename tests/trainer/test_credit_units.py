@@ -68,7 +68,7 @@ def test_return_is_the_reward_plus_discounted_later_rewards() -> None:
         "a reward of zero is one",
     ],
 )
-def test_rewards_of_each_step(trajectory: Trajectory, earned: list[float]) -> None:
+def test_each_step_gets_its_reward(trajectory: Trajectory, earned: list[float]) -> None:
     assert rewards_by_step(trajectory) == earned
 
 

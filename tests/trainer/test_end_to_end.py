@@ -249,7 +249,7 @@ async def async_agent(question: str) -> float:
     return float(len(text) % 2)
 
 
-def test_async_agent_that_streams(policy: Path, tmp_path: Path) -> None:
+def test_async_agent_may_stream(policy: Path, tmp_path: Path) -> None:
     trainer_of(policy, tmp_path, async_agent, num_steps=1).train()
     (line,) = lines_of(tmp_path)
     assert line["rollout/num_failed"] == 0

@@ -75,7 +75,7 @@ def step_words(step: int) -> set[str]:
     return {TASKS[row]["word"] for row in sampler.tasks_of_step(step)}
 
 
-def test_complete_run(run_trainer: RunTrainer) -> None:
+def test_run_updates_publishes_and_evaluates_in_order(run_trainer: RunTrainer) -> None:
     run = run_trainer(val=True)
     assert run.backend.events == ["update", "publish", "update", "publish", "close"]
     assert [(line["step"], "eval/accuracy" in line) for line in run.lines] == [

@@ -20,7 +20,7 @@ def model(tmp_path: Path) -> str:
     return f"model.path={tmp_path}"
 
 
-def test_memory_of_a_token(model: str) -> None:
+def test_memory_of_a_token_matches_a_hand_computed_value(model: str) -> None:
     of_layer = 6 * 768 + 3 * (768 + 2 * 384) + 2 * 2048  # 13,312
     assert bytes_of_token(load_config([model, CPU])) == 4 * 12 * of_layer == 638_976
     assert bytes_of_token(load_config([model, CPU, "model.dtype=bfloat16"])) == 2 * 12 * (of_layer + 3 * 768)
@@ -66,7 +66,7 @@ def test_prompt_length_is_that_of_the_longest_text() -> None:
         (400, ["rollout.max_tokens=2000", "optim.micro_batch_tokens=500"], 2400),  # a single sequence
     ],
 )
-def test_predicted_number_of_passes(model: str, prompt: int, asked: list[str], tokens: int) -> None:
+def test_number_of_tokens_in_a_pass_is_predicted(model: str, prompt: int, asked: list[str], tokens: int) -> None:
     write_header(model, 79_000_000)
     found = predicted_memory(load_config([model, CPU, "rollout.group_size=8", *asked]), prompt)
     assert found is not None

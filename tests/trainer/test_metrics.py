@@ -53,7 +53,7 @@ def test_accuracy_counts_failed_rollouts_but_not_unscored_ones() -> None:
     }
 
 
-def test_metrics_of_a_single_rollout() -> None:
+def test_single_rollout_has_metrics() -> None:
     metrics = episode_metrics([episode(1.0, num_tokens=4)])
     assert (metrics["rollout/calls_per_episode"], metrics["rollout/truncated"]) == (1.0, 1.0)
 
@@ -112,7 +112,7 @@ def test_staleness_counts_publishes_since_sampling() -> None:
     assert ages_of(episode(1.0), episode(0.0)) == {}
 
 
-def test_eval_metrics() -> None:
+def test_evaluation_has_its_metrics() -> None:
     assert eval_metrics([episode(1.0, correct=True), episode(0.0), FAILED, FAILED, episode(None)]) == {
         "eval/accuracy": 0.25,
         "eval/reward": 0.5,
@@ -123,7 +123,7 @@ def test_eval_metrics() -> None:
     }
 
 
-def test_batch_metrics() -> None:
+def test_batch_has_its_metrics() -> None:
     alike = [
         Episode(task_id="b", trajectories=[Trajectory(reward=1.0, steps=item.trajectories[0].steps)])
         for item in (episode(1.0), episode(1.0))
@@ -142,7 +142,7 @@ def test_batch_metrics() -> None:
     }
 
 
-def test_rates() -> None:
+def test_rates_follow_from_times_and_tokens() -> None:
     assert rates({"rollout": 3.0, "update": 1.0}, [episode(num_tokens=4), episode(num_tokens=8)], 6.0) == {
         "timing/rollout_s": 3.0,
         "timing/update_s": 1.0,

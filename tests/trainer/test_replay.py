@@ -99,7 +99,7 @@ def test_only_groups_with_advantages_are_replayed() -> None:
 
 
 @pytest.mark.parametrize(("share", "number"), [(0.0, 0), (0.25, 4), (0.5, 12), (0.9, 108)])
-def test_number_of_replayed_groups(share: float, number: int) -> None:
+def test_number_of_replayed_groups_follows_from_the_share(share: float, number: int) -> None:
     assert num_replayed(load_config(["tasks_per_step=12", f"data.replay={share}"])) == number
 
 

@@ -143,7 +143,7 @@ def trained(tmp_path: Path, settings: dict[str, Any] | None = None, **source: An
     return ScriptedBackend.latest
 
 
-def test_agent_in_an_environment(tmp_path: Path) -> None:
+def test_agent_in_an_environment_is_trained(tmp_path: Path) -> None:
     backend = trained(tmp_path, agent_class=Echo, env_class=TwoTurns)
     (batch,) = backend.batches
     outputs = backend.inference.outputs

@@ -281,7 +281,7 @@ ELSEWHERE = {
     "model.engine": "../backends/test_server_launch.py::test_minimal_settings_start_a_server",
     "vllm.command": "../backends/test_server_launch.py::test_minimal_settings_start_a_server",
     "vllm.url": "../backends/test_server_launch.py::test_running_server_is_joined",
-    "vllm.largest_gap": "../backends/test_server_launch.py::test_allowed_distance_of_sampler_and_trainer",
+    "vllm.largest_gap": "../backends/test_server_launch.py::test_allowed_gap_depends_on_the_dtype_unless_set",
     **{
         f"vllm.{name}": SERVED
         for name in (
@@ -303,7 +303,7 @@ ELSEWHERE = {
     "verl.timeout_s": "../verl/test_workers.py::test_worker_timeout_is_reported",
     "teacher.path": "test_teacher.py::test_local_model_scores_the_exact_tokens",
     "teacher.url": "test_teacher.py::test_teacher_settings_require_each_other",
-    "teacher.align": "test_text_teacher.py::test_settings",
+    "teacher.align": "test_text_teacher.py::test_other_vocabulary_requires_alignment_by_text",
 }
 READ = {f"teacher.{name}" for name in ("dtype", "device", "model", "max_concurrent", "timeout_s", "num_retries")}
 """Settings passed on to a part that tests them itself; here, that they are read."""

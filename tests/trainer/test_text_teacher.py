@@ -109,7 +109,7 @@ def logprobs_of(model: Any, theirs: LoadedTokenizer, ids: list[int]) -> list[flo
     return [float(table[len(prompt) + place - 1, token]) for place, token in enumerate(ids)]
 
 
-def test_pieces_of_the_other_tokenizer_by_hand(own: LoadedTokenizer, other: LoadedTokenizer) -> None:
+def test_pieces_are_compared_by_their_summed_logprobs(own: LoadedTokenizer, other: LoadedTokenizer) -> None:
     teacher, model = teacher_of(other, own)
     ids = [*own.tokenizer.encode(ANSWER), own.tokenizer.eos_token_id]
     theirs = [*other.tokenizer.encode(ANSWER), other.tokenizer.eos_token_id]
@@ -137,7 +137,9 @@ def test_same_tokenizer_compares_tokens(own: LoadedTokenizer) -> None:
         assert found.tolist() == pytest.approx(logprobs_of(model, own, ids), abs=1e-4)
 
 
-def test_settings(own: LoadedTokenizer, other: LoadedTokenizer, tmp_path: Path) -> None:
+def test_other_vocabulary_requires_alignment_by_text(
+    own: LoadedTokenizer, other: LoadedTokenizer, tmp_path: Path
+) -> None:
     recipe = TinyPolicyRecipe(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=32)
     for name, loaded in (("own", own), ("other", other)):
         new_model(loaded.tokenizer, recipe).save_pretrained(tmp_path / name)

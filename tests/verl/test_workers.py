@@ -88,7 +88,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probabilities(pair: Pair, temperature: float) -> None:
+def test_log_probabilities_agree_with_the_local_backend(pair: Pair, temperature: float) -> None:
     batch = batch_for(GRPO(), temperature=temperature)
     close(pair.verl.score(batch), pair.local.score(batch))
     close(pair.verl.score_reference(batch), pair.local.score_reference(batch))
@@ -99,7 +99,7 @@ def test_new_critic_predicts_zero(pair: Pair) -> None:
     assert pair.verl.values(batch).tolist() == [0.0] * batch.num_tokens
 
 
-def test_advantages(pair: Pair) -> None:
+def test_advantages_agree_with_the_local_backend(pair: Pair) -> None:
     """Advantages are estimated here, from the workers' numbers."""
     batch = batch_for(PPO())
     advantages = []
@@ -122,7 +122,7 @@ ALGORITHMS = [
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
-def test_losses_and_updates(pair: Pair, beginning: Path, algorithm: Algorithm) -> None:
+def test_losses_and_updates_agree_with_the_local_backend(pair: Pair, beginning: Path, algorithm: Algorithm) -> None:
     """Two steps of two updates each: the second update is off-policy."""
     pair.restart(beginning)
     for seed in range(2):
@@ -187,7 +187,7 @@ def test_verl_policy_loss_replaces_ours(pair: Pair, beginning: Path) -> None:
         pair.verl._config, pair.verl._learns_with = config, None
 
 
-def test_critic_losses_and_updates(pair: Pair, beginning: Path) -> None:
+def test_critic_losses_and_updates_agree_with_the_local_backend(pair: Pair, beginning: Path) -> None:
     pair.restart(beginning)
     algorithm = PPO(kl_coef=0.1)
     for seed in range(3):

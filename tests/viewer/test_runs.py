@@ -170,7 +170,7 @@ def test_viewing_a_stopped_run_does_not_make_it_live(look: Client, tmp_path: Pat
         assert 'class="live"' not in client.get(f"/run/{tmp_path.name}/{page}".rstrip("/")).text
 
 
-def test_run_before_its_first_rollout(look: Client, tmp_path: Path) -> None:
+def test_run_before_its_first_rollout_shows_a_message(look: Client, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("num_steps: 3\n")
     client = look(tmp_path)
     assert "There are no metrics yet" in client.get(f"/run/{tmp_path.name}").text

@@ -20,6 +20,6 @@ def test_server_started_by_us_has_all_capabilities(vllm: VLLM) -> None:
     assert answer["new weights"] == "by transfer, while it runs"
 
 
-def test_model_that_is_not_served(vllm: VLLM) -> None:
+def test_model_that_is_not_served_is_a_problem(vllm: VLLM) -> None:
     capabilities = probe(vllm.url, model="other")
     assert [finding.fix for finding in capabilities.problems] == ["ask for one that it serves: --model policy"]

@@ -94,7 +94,9 @@ def test_conversation_is_one_sequence_of_the_tokens_of_the_server(
         assert_exact(vllm, trace)
 
 
-def test_several_choices_and_stop_strings(vllm: VLLM, served: tuple[GatewayServer, MemoryTraceStore]) -> None:
+def test_several_choices_and_stop_strings_are_captured_exactly(
+    vllm: VLLM, served: tuple[GatewayServer, MemoryTraceStore]
+) -> None:
     gateway, store = served
     body = {"model": "policy", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 12, "seed": 3}
     httpx.post(f"{gateway.session_url('s')}/chat/completions", json={**body, "n": 3}, timeout=300).raise_for_status()
@@ -108,7 +110,9 @@ def test_several_choices_and_stop_strings(vllm: VLLM, served: tuple[GatewayServe
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tools_and_their_results(vllm: VLLM, served: tuple[GatewayServer, MemoryTraceStore], stream: bool) -> None:
+def test_tools_and_their_results_are_captured_exactly(
+    vllm: VLLM, served: tuple[GatewayServer, MemoryTraceStore], stream: bool
+) -> None:
     gateway, store = served
     tool = {"name": "look_up", "arguments": '{"item": "fig"}'}
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]

@@ -53,7 +53,7 @@ def test_settings_map_to_verl_keys(setting: str) -> None:
     assert after[key].value == answer
 
 
-def test_keys_for_builtin_verl_losses() -> None:
+def test_builtin_verl_losses_get_their_keys() -> None:
     algorithm = ["algorithm.name=dapo", "algorithm.clip_low=0.1", "algorithm.aggregation=seq-mean-token-mean"]
     keys = verl_keys(config_of("verl.policy_loss=vanilla", *algorithm))
     names = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode")

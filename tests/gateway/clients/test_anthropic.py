@@ -24,7 +24,7 @@ def blocks_of(message):
     )
 
 
-def test_message_and_its_exact_trace(serve, upstream, anthropic_client):
+def test_message_has_an_exact_trace(serve, upstream, anthropic_client):
     served = serve(["héllo"], upstream=upstream)
     message = anthropic_client(served).messages.create(
         model="m", max_tokens=100, messages=HI, system="be", extra_body={"temperature": 0.5}

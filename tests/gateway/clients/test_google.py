@@ -54,7 +54,7 @@ def config(**options):
     return types.GenerateContentConfig(automatic_function_calling=MANUAL, **options)
 
 
-def test_answer_and_its_exact_trace(serve, upstream, google_client):
+def test_answer_has_an_exact_trace(serve, upstream, google_client):
     served = serve(["héllo"], upstream=upstream)
     answer = google_client(served).models.generate_content(
         model="m",

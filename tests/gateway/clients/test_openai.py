@@ -38,7 +38,7 @@ def outputs_of(response):
     return [{"type": "function_call_output", "call_id": call.call_id, "output": "3"} for call in calls]
 
 
-def test_response_and_its_exact_trace(serve, upstream):
+def test_response_has_an_exact_trace(serve, upstream):
     served = serve(["héllo"], upstream=upstream)
     response = served.client().responses.create(model="m", input="hi", instructions="be", temperature=0.5)
     assert (response.output_text, response.status) == ("héllo", "completed")
@@ -180,7 +180,7 @@ def test_interrupted_stream_ends_with_an_error_event(serve):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_completion_and_its_exact_traces(serve, upstream, stream):
+def test_completion_has_exact_traces(serve, upstream, stream):
     served = serve(["one", "two"], upstream=upstream)
     created = served.client().completions.create(model="m", prompt="hi", n=2, stream=stream)
     texts = ["", ""]

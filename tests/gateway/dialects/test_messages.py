@@ -173,7 +173,7 @@ def test_server_tools_of_anthropic_are_left_out():
         ),
     ],
 )
-def test_all_forms_of_tool_choice(choice, expected):
+def test_all_forms_of_tool_choice_are_translated(choice, expected):
     asked = chat(tools=[{"name": "f", "input_schema": {}}], tool_choice=choice)
     assert {name: asked[name] for name in expected} == expected
 
@@ -255,7 +255,7 @@ def test_arguments_that_are_not_an_object_are_returned_as_sampled(arguments):
         ("abort", "max_tokens"),
     ],
 )
-def test_stop_reasons(reason, stop_reason):
+def test_finish_reasons_become_stop_reasons(reason, stop_reason):
     assert answer({"content": "x"}, reason)["stop_reason"] == stop_reason
 
 
@@ -331,7 +331,7 @@ def test_errors_have_anthropic_names(status, type):
     assert shown == {"type": "error", "error": {"type": type, "message": "why"}}
 
 
-def test_line_3_threads_are_rejected_so_that_clients_recover():
+def test_threads_are_rejected_so_that_clients_recover():
     with pytest.raises(GatewayError) as refused:
         chat(thread={"type": "create"})
     shown = error_to_dict(refused.value)["error"]

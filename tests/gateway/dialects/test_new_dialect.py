@@ -39,7 +39,7 @@ with scripted_gateway(["hello"]) as gateway, httpx.Client(base_url=f"{gateway.ur
 """
 
 
-def test_dialect_of_a_module_and_a_row(tmp_path):
+def test_dialect_needs_only_a_module_and_a_row(tmp_path):
     (tmp_path / "lines.py").write_text(DIALECT)
     (tmp_path / "program.py").write_text(PROGRAM)
     subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, timeout=60)

@@ -154,7 +154,7 @@ def test_tools_may_be_an_input_item():
         ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "a"}]}, "required", 1),
     ],
 )
-def test_all_forms_of_tool_choice(choice, expected, num_tools):
+def test_all_forms_of_tool_choice_are_translated(choice, expected, num_tools):
     asked = chat(tools=[{"type": "function", "name": "a"}, {"type": "custom", "name": "p"}], tool_choice=choice)
     assert (asked["tool_choice"], len(asked["tools"])) == (expected, num_tools)
 

@@ -22,7 +22,7 @@ def of(capabilities: Checks, name: str) -> Finding:
     return finding
 
 
-def test_server_with_all_capabilities() -> None:
+def test_all_capabilities_are_detected() -> None:
     capabilities = found()
     assert capabilities.ok
     assert {finding.name: finding.detail for finding in capabilities.findings} == {
@@ -47,7 +47,9 @@ def test_server_with_all_capabilities() -> None:
         ({"models": []}, "models", "none", "--model NAME"),
     ],
 )
-def test_capabilities_required_for_training(abilities: dict[str, Any], name: str, expected: str, fix: str) -> None:
+def test_missing_required_capability_is_a_problem(
+    abilities: dict[str, Any], name: str, expected: str, fix: str
+) -> None:
     capabilities = found(**abilities)
     assert not capabilities.ok
     assert [finding.name for finding in capabilities.problems] == [name]
@@ -71,7 +73,9 @@ def test_capabilities_required_for_training(abilities: dict[str, Any], name: str
         ),
     ],
 )
-def test_capabilities_recommended_for_training(abilities: dict[str, Any], name: str, expected: str, fix: str) -> None:
+def test_missing_recommended_capability_is_not_a_problem(
+    abilities: dict[str, Any], name: str, expected: str, fix: str
+) -> None:
     capabilities = found(**abilities)
     assert capabilities.ok
     finding = of(capabilities, name)
@@ -80,7 +84,7 @@ def test_capabilities_recommended_for_training(abilities: dict[str, Any], name: 
     assert fix in finding.fix
 
 
-def test_sglang_server_capabilities() -> None:
+def test_capabilities_of_sglang_are_detected() -> None:
     capabilities = found(routes=["/update_weights_from_disk"], ids_field="response_token_ids", streams=False)
     assert [finding.name for finding in capabilities.findings if not finding.ok] == ["streamed ids"]
     assert of(capabilities, "new weights").detail == "by disk, while it runs"
@@ -95,13 +99,13 @@ def test_raw_log_probabilities_suffice_only_at_temperature_one() -> None:
             check_trainable(url, temperature=0.7)
 
 
-def test_server_that_requires_a_key() -> None:
+def test_server_that_requires_a_key_is_called_with_it() -> None:
     with endpoint(key="secret") as url:
         assert "no key" in of(probe(url), "models").detail
         assert probe(url, api_key="secret").ok
 
 
-def test_model_that_is_not_served() -> None:
+def test_model_that_is_not_served_is_a_problem() -> None:
     with endpoint() as url:
         capabilities = probe(url, model="other")
     assert of(capabilities, "models").fix == "ask for one that it serves: --model policy"

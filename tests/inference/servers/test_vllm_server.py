@@ -121,7 +121,7 @@ def test_failed_start_error_has_log_and_remedy(start: Start, message: str, expec
 
 
 @pytest.mark.slow
-def test_server_that_never_becomes_healthy(start: Start, tmp_path: Path) -> None:
+def test_server_that_never_becomes_healthy_is_stopped_with_its_output(start: Start, tmp_path: Path) -> None:
     began = time.monotonic()
     start()
     seconds = max(4, round(5 * (time.monotonic() - began)))  # enough to print something, on a busy machine too

@@ -47,7 +47,7 @@ def test_template_without_generation_prompt_is_append_only() -> None:
     assert (found.ok, found.detail) == (True, "append-only: it prints earlier turns as it did at first")
 
 
-def test_template_that_opens_an_answer_after_every_message() -> None:
+def test_template_that_opens_an_answer_after_every_message_is_reported() -> None:
     """Command A's: the header of an answer follows each message of any role."""
     header = "<|im_end|>assistant<|im_start|>"
     found = finding("{{ tools }}{% for m in messages %}{{ m.content }}" + CALLS + header + "{% endfor %}")
@@ -55,7 +55,7 @@ def test_template_that_opens_an_answer_after_every_message() -> None:
     assert "after an answer" in found.detail
 
 
-def test_template_that_drops_earlier_reasoning() -> None:
+def test_template_that_drops_earlier_reasoning_is_reported() -> None:
     found = finding(TEMPLATES["qwen"])
     assert (found.ok, found.needed) == (False, False)
     assert found.detail == "not append-only: it prints earlier answers, reasoning, tool calls differently than at first"
@@ -80,7 +80,7 @@ def test_template_that_reorders_messages_cannot_be_continued() -> None:
         ),
     ],
 )
-def test_template_that_omits_content(template: str, expected: str, remedy: str) -> None:
+def test_template_that_omits_content_is_reported(template: str, expected: str, remedy: str) -> None:
     found = finding(template)
     assert not found.ok
     assert found.detail.endswith(expected) or expected in found.detail

@@ -43,7 +43,7 @@ def test_packages_used_by_some_runs_are_notes() -> None:
     ]
 
 
-def test_environment_that_cannot_train() -> None:
+def test_missing_training_packages_are_reported() -> None:
     found = version_findings({"rllm": Package(version="0.1")})
     assert [(item.ok, item.fix.partition(";")[0]) for item in found] == [(False, "pip install 'rllm[train]'")]
 
