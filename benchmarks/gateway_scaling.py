@@ -50,8 +50,8 @@ class Measured:
     def memory_mb(self) -> float:
         return self.process.memory_info().rss / 2**20
 
-    def bear(self, mode: str, connections: int, seconds: float, direct: list[float]) -> dict[str, Any]:
-        """Return the figures of one load; `direct` are the percentiles of the upstream alone."""
+    def under_load(self, mode: str, connections: int, seconds: float, direct: list[float]) -> dict[str, Any]:
+        """Return the measurements under a load; `direct` are the percentiles of the upstream alone."""
         before = self.cpu_s
         load = gateway._load(self.port, f"/sessions/{mode}-{connections}-SESSION", mode, seconds, connections)
         cpu_s, num_calls = self.cpu_s - before, len(load["latencies"])
@@ -105,7 +105,7 @@ def scale(upstream_port: int, measured: list[Measured], connections: int, second
     results = []
     for mode in MODES:
         direct = percentiles(gateway._load(upstream_port, "", mode, min(seconds, 2.0), connections)["latencies"])
-        results += [one.bear(mode, connections, seconds, direct) for one in measured]
+        results += [one.under_load(mode, connections, seconds, direct) for one in measured]
     return results
 
 

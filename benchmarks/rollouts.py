@@ -53,7 +53,7 @@ class Hold:
 hold: Hold | None = None
 
 
-class NoTime:
+class InstantEngine:
     """Engine that answers at once, always with the same tokens."""
 
     async def get_model_response(self, messages: Any, *, tools: Any = None, **params: Any) -> ModelOutput:
@@ -132,7 +132,7 @@ class ThreeCalls(Workflow):
         self.commit("walker", trajectory=path)
 
 
-async def bare_rollout(model: NoTime) -> float:
+async def bare_rollout(model: InstantEngine) -> float:
     messages: list[dict[str, Any]] = []
     for turn in range(NUM_STEPS):
         await maybe_hold(turn)
@@ -145,7 +145,7 @@ async def bare_rollout(model: NoTime) -> float:
 async def run(kind: str, concurrent: int, num_rollouts: int) -> None:
     tasks = [{"number": number} for number in range(num_rollouts)]
     if kind == "bare":
-        model, places = NoTime(), asyncio.Semaphore(concurrent)
+        model, places = InstantEngine(), asyncio.Semaphore(concurrent)
 
         async def bounded() -> float:
             async with places:
@@ -153,13 +153,13 @@ async def run(kind: str, concurrent: int, num_rollouts: int) -> None:
 
         rewards = await asyncio.gather(*(bounded() for _ in tasks))
     elif kind == "workflow":
-        engine = AgentWorkflowEngine(ThreeCalls, rollout_engine=NoTime(), n_parallel_tasks=concurrent)
+        engine = AgentWorkflowEngine(ThreeCalls, rollout_engine=InstantEngine(), n_parallel_tasks=concurrent)
         rewards = [episode.trajectories[0].reward for episode in await engine.execute_tasks(tasks)]
     else:
         stepping = AgentExecutionEngine(
             agent_class=Walker,
             env_class=AsyncPath if kind == "async" else Path,
-            rollout_engine=NoTime(),
+            rollout_engine=InstantEngine(),
             n_parallel_agents=concurrent,
         )
         rewards = [path.reward for path in await stepping.execute_tasks(tasks)]

@@ -19,7 +19,7 @@ def main() -> None:
     model, dtype, threads = sys.argv[1:]
     os.environ["OMP_NUM_THREADS"] = threads
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # its workers print
+    os.dup2(2, 1)  # vLLM's workers print to stdout
     with redirect_stdout(sys.stderr):
         from vllm import LLM, SamplingParams
 

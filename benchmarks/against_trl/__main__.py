@@ -1,4 +1,4 @@
-"""Runs a job that is given as JSON, and prints its progress and then its costs, each as a line of JSON."""
+"""Run a job that is given as JSON, and print its progress and then its costs, each as a line of JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
         from .peer import train
     out = sys.stdout
     watch = Watch(job, on_news=lambda news: print(json.dumps({"news": news}), file=out, flush=True))
-    with redirect_stdout(sys.stderr):  # what the trainers print
+    with redirect_stdout(sys.stderr):  # trainers print, too
         train(job, watch)
     print(json.dumps(watch.summary()))
 

@@ -32,7 +32,7 @@ def train(job: Job, watch: Watch) -> None:
     num_rows = workload.num_prompts * workload.num_turns * job.num_steps
     rows = [{"prompt": prompt} for prompt in islice(turns_apart(workload, job.seed), num_rows)]
     tokenizer = AutoTokenizer.from_pretrained(job.model)
-    tokenizer.eos_token = END_OF_TURN  # where TRL ends answers; SmolLM2's converted tokenizer has another
+    tokenizer.eos_token = END_OF_TURN  # TRL ends answers here; SmolLM2's converted tokenizer has another eos
     with tempfile.TemporaryDirectory() as scratch:
         GRPOTrainer(
             model=job.model,

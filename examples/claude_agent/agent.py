@@ -38,10 +38,10 @@ async def run_agent(question: str, answer: int, prices: dict[str, int], stock: d
     """Answer a customer's question; the reward is 1.0 for the right number and 0.0 otherwise."""
     options = ClaudeAgentOptions(
         model="policy",
-        env={**environment(), "CLAUDE_CODE_SIMPLE": "1"},  # no message about the machine
+        env={**environment(), "CLAUDE_CODE_SIMPLE": "1"},  # leaves out the description of this machine
         stderr=logger.debug,
         system_prompt=SYSTEM,
-        tools=[],  # none of Claude Code's own
+        tools=[],  # without Claude Code's own
         mcp_servers={"shop": shop(prices, stock)},
         allowed_tools=["mcp__shop__price", "mcp__shop__stock"],
         setting_sources=[],

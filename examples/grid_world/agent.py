@@ -13,7 +13,7 @@ SYSTEM = "Walk from P to G, around every O. Say Up, Down, Left or Right."
 
 
 class Walker(BaseAgent):
-    """Keeps the conversation; each answer of the model is a `Step` with the direction as its action."""
+    """Agent that keeps the conversation; each answer of the model is a `Step` with the direction as its action."""
 
     def __init__(self) -> None:
         self.reset()

@@ -39,7 +39,7 @@ def policy() -> Path:
     """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
         partial(_hands, _by_the_book),
-        partial(_hands, _wildly),
+        partial(_hands, _at_random),
         recipe=TinyPolicyRecipe(skill_steps=100, habit_steps=30),
     )
 
@@ -59,7 +59,7 @@ def _hands(choose: Choice, seed: int) -> Iterator[list[Message]]:
         yield player.chat_completions
 
 
-def _wildly(hand: str, rng: random.Random) -> str:
+def _at_random(hand: str, rng: random.Random) -> str:
     return _by_the_book(hand, rng) if rng.random() < KEEPS_TO_THE_BOOK else "hit"
 
 

@@ -23,7 +23,7 @@ SETTINGS = {
 }
 LONGEST = 8
 """Maximum number of letters in demonstrations."""
-STARTS_RIGHTLY = 0.15
+STARTS_CORRECTLY = 0.15
 """Share of answers that begin with the right letter; others begin at a random one, which may be right, too."""
 
 
@@ -37,8 +37,8 @@ def question(rng: random.Random) -> tuple[str, str]:
 def policy() -> Path:
     """Return the folder of the tiny model, built on first use."""
     return tiny_policy(
-        partial(_conversations, starts_rightly=1.0),
-        partial(_conversations, starts_rightly=STARTS_RIGHTLY),
+        partial(_conversations, starts_correctly=1.0),
+        partial(_conversations, starts_correctly=STARTS_CORRECTLY),
         recipe=TinyPolicyRecipe(
             hidden_size=96,
             num_layers=2,
@@ -52,11 +52,11 @@ def policy() -> Path:
     )
 
 
-def _conversations(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
+def _conversations(seed: int, *, starts_correctly: float) -> Iterator[list[Message]]:
     rng = random.Random(seed)
     while True:
         asked, answer = question(rng)
-        if rng.random() >= starts_rightly:
+        if rng.random() >= starts_correctly:
             answer = _letters(rng.randint(1, LONGEST), stop=LETTERS.index(answer[-1]) + 1)
         yield [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
 

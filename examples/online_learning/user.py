@@ -40,12 +40,12 @@ class User:
         return reward
 
     def talk_until(self, stopped: Event) -> None:
-        """Talk from when the gateway answers until it has stopped."""
+        """Talk until `stopped` is set; while the gateway does not answer, try again."""
         with self:
             while not stopped.is_set():
                 try:
                     self.talk()
-                except (httpx.HTTPError, OpenAIError):  # it is starting, or has stopped
+                except (httpx.HTTPError, OpenAIError):  # the gateway is starting, or has stopped
                     stopped.wait(0.2)
 
 

@@ -29,7 +29,7 @@ RECIPE = TinyPolicyRecipe(
 )
 FIRST_SEED = 1_000_000
 """First seed of the tasks in the demonstrations; training and evaluation use smaller seeds."""
-PICKS_RIGHTLY = 0.1
+PICKS_CORRECTLY = 0.1
 """Share of demonstrations with the right command; the others have one of any kind, which may be right, too."""
 COMMANDS = {
     "create": "echo {word} > {last}",
@@ -47,18 +47,18 @@ COMMANDS = {
 def policy() -> Path:
     """Return the folder of the tiny model, which is built on first use."""
     return tiny_policy(
-        partial(conversations, picks_rightly=1.0),
-        partial(conversations, picks_rightly=PICKS_RIGHTLY),
+        partial(conversations, picks_correctly=1.0),
+        partial(conversations, picks_correctly=PICKS_CORRECTLY),
         recipe=RECIPE,
     )
 
 
-def conversations(seed: int, *, picks_rightly: float) -> Iterator[list[Message]]:
+def conversations(seed: int, *, picks_correctly: float) -> Iterator[list[Message]]:
     """Yield demonstrations without end: a command for a task, its output, and done."""
     rng = random.Random(seed)
     for number in count(FIRST_SEED + 1000 * seed):
         for task in shell_tasks(64, seed=number):
-            command = COMMANDS[task.kind if rng.random() < picks_rightly else rng.choice(list(COMMANDS))]
+            command = COMMANDS[task.kind if rng.random() < picks_correctly else rng.choice(list(COMMANDS))]
             output = rng.choice(["[exit code 0]", f"{rng.choice(list(task.files))}: No such file\n[exit code 1]"])
             yield [
                 {"role": "system", "content": SYSTEM_PROMPT},

@@ -23,13 +23,13 @@ async def solve(problem: str) -> str:
 
 @trajectory(name="judge")
 async def judge(problem: str, proposals: Sequence[str]) -> str:
-    """Return the proposal that the judge picks; nothing if it names none of them."""
+    """Return the proposal that the judge picks; an empty text if it names none of them."""
     chosen = answer_in(await ask(JUDGE, "\n".join([problem, *proposals])))
     return chosen if chosen in proposals else ""
 
 
 def answer_in(text: str) -> str:
-    """Return the last answer with its tags, as the reward expects it; nothing if there is none."""
+    """Return the last answer with its tags, as the reward expects it; an empty text if it is missing."""
     return "".join(re.findall(r"<answer>[^<]*</answer>", text)[-1:])
 
 

@@ -1,4 +1,4 @@
-"""The embedded backend on a device that takes no tensors of another one, so that mistakes that fail on a GPU fail here.
+"""The embedded backend on a device that rejects tensors of other devices, as a GPU does.
 
 Kernels of a GPU, their rounding and their memory are tested only with `RLLM_TEST_DEVICE=cuda`.
 """
@@ -26,14 +26,16 @@ from rllm.inference.local.slot_decoder import SlotDecoder
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.trainer.agent_trainer import AgentTrainer
 
-# FlexAttention takes heads of 16 numbers and more.
+# FlexAttention requires heads of at least 16 numbers.
 RECIPE = TinyPolicyRecipe(hidden_size=64, num_layers=2, intermediate_size=64, num_heads=4, num_key_value_heads=2)
 TASKS = [{"question": f"How many {item} are left?"} for item in ("figs", "limes", "plums")]
 pytestmark = [
     pytest.mark.accelerator,
     pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),  # by the compiler for GPUs
+    pytest.mark.filterwarnings(
+        "ignore:.*torch.jit.script_method:DeprecationWarning"
+    ),  # raised by the compiler for GPUs
 ]
 WAYS = {
     "group": ["algorithm.entropy_coef=0.01", "algorithm.correction=truncate"],

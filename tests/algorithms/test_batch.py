@@ -12,7 +12,7 @@ from rllm.errors import TokenMismatchError
 
 
 def sequence(prompt: list[int], *turns: tuple[list[int], list[int]], logprob: float = -1.0) -> TokenSequence:
-    """`prompt`, then for each turn its sampled tokens and the tokens inserted after them."""
+    """Return a sequence of the prompt and, for each turn, its sampled tokens and those inserted after them."""
     ids, spans = list(prompt), []
     for number, (sampled, inserted) in enumerate(turns):
         spans.append(StepSpan(step_id=f"s{number}", start=len(ids), stop=len(ids) + len(sampled)))

@@ -17,7 +17,7 @@ TOKENS = st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.5]), st.integers(-16, 
 
 
 def test_largest_ratios_are_masked_until_the_bound_is_met() -> None:
-    # Moves with the advantage: 0.1, 0.3, -0.4 and 0.2. Mean squares: 0.01, 0.025, 0.0467, 0.075.
+    # Changes in the direction of the advantage: 0.1, 0.3, -0.4, 0.2. Mean squares, by size: 0.01, 0.025, 0.0467, 0.075.
     batch = batch_of([1.0, 1.0, -1.0, 1.0, 1.0, -1.0], sampler_logprobs=[-2.0] * 6)
     moved = torch.tensor([-1.9, -1.7, -2.4, -1.8, -2.9, -1.1])
     masked, sums = M2PO().masked(batch, moved)

@@ -32,7 +32,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
-    """`make_model("Qwen3", seed=1)`: two layers of 32, random, whose attention takes a tree."""
+    """`make_model("Qwen3", seed=1)`: a random model of two layers and width 32, whose attention accepts a tree."""
 
     def make(family: str = "Qwen3", *, seed: int = 0, num_layers: int = 2, **options: Any) -> Any:
         torch.manual_seed(seed)
@@ -73,7 +73,7 @@ def make_backend(
 
 
 def in_float64(model: Any) -> Any:
-    """The model in float64 throughout; custom norms would compute in float32 for any input."""
+    """Convert the model to float64, and replace custom norms, which would compute in float32."""
     for parent in list(model.modules()):
         for name, norm in list(parent.named_children()):
             if type(norm).__name__.endswith("RMSNorm"):

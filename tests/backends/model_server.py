@@ -33,7 +33,7 @@ class ModelServer:
         self.weight_version = "default"
         self.calls: list[str] = []
         self.ignores = 0
-        """Updates that it will accept without applying them."""
+        """Number of updates that it will accept without applying them."""
         self.keeps_cache = False
         server = self
 

@@ -119,7 +119,7 @@ async def test_the_sampler_decodes_with_the_adapter(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")
 async def test_sampler_applies_the_adapter_of_a_router(make_backend: MakeBackend, tokenizer: Any) -> None:
-    """peft gives AFMoE's router, a linear layer, another weight for each pass, which a packed copy does not include."""
+    """For AFMoE's router, a linear layer, peft computes a new weight in each pass, which a packed copy would miss."""
     config = AutoConfig.for_model("afmoe", vocab_size=len(tokenizer), num_dense_layers=0, **LAGUNA)
     backend = make_backend(AutoModelForCausalLM.from_config(config).eval(), lora=SMALL)
     strengthen(backend)
@@ -282,7 +282,7 @@ def test_router_with_bias_accepts_an_adapter(make_backend: MakeBackend, make_mod
 
 
 def test_model_without_cache_support_accepts_an_adapter() -> None:
-    """xLSTM fills the cache that `transformers` makes for it with states of another size."""
+    """The states of xLSTM do not fit the cache that `transformers` creates for it."""
     sizes = {"hidden_size": 32, "num_heads": 4, "num_blocks": 1}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("xlstm", vocab_size=300, **sizes)).eval()
     assert Adapter(model, SMALL).settings == SMALL

@@ -54,7 +54,7 @@ WHOLE = [
         LLAMA4,
         id="llama4",
         marks=pytest.mark.skipif(
-            transformers.__version__.startswith("5.24."), reason="this Llama 4 of transformers fails without an image"
+            transformers.__version__.startswith("5.24."), reason="Llama 4 of this transformers fails without an image"
         ),
     ),
 ]

@@ -87,7 +87,7 @@ def test_long_sequences_store_just_as_little(
     always, never = (Trunk.of(model, recompute=recompute) for recompute in (True, False))
     assert kept_for_backward(short, batch) == kept_for_backward(never, batch)
     assert not caplog.messages
-    kept_for_backward(long, batch)  # the first time it is tested, too
+    kept_for_backward(long, batch)  # the first pass also tests the recomputation
     assert kept_for_backward(long, batch) == kept_for_backward(always, batch)
     assert [f"optim.micro_batch_tokens={num_tokens - 1}" in message for message in caplog.messages] == [True]
 
@@ -105,7 +105,7 @@ def test_model_without_such_layers_is_rejected() -> None:
         recomputable_layers(torch.nn.Linear(1, 1))
 
 
-@pytest.mark.skipif(Version(transformers.__version__) >= Version("5.23"), reason="they leave it alone there")
+@pytest.mark.skipif(Version(transformers.__version__) >= Version("5.23"), reason="these layers do not fill it any more")
 def test_layers_that_always_fill_a_cache_are_rejected() -> None:
     config = DeepseekV4Config(
         vocab_size=60,

@@ -27,10 +27,12 @@ from .conftest import in_float64
 
 Make = Callable[..., Any]
 SEQUENCES = st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=9), min_size=1, max_size=7)
-pytestmark = [  # without a GPU, FlexAttention writes all scores down, and warns
+pytestmark = [  # without a GPU, FlexAttention stores all scores, and warns
     pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),  # by the compiler for GPUs
+    pytest.mark.filterwarnings(
+        "ignore:.*torch.jit.script_method:DeprecationWarning"
+    ),  # raised by the compiler for GPUs
 ]
 ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -142,5 +144,5 @@ def test_trees_of_many_lengths_have_kernels() -> None:
 
 @ON_CUDA
 def test_gpu_uses_whole_tree_attention(make_model: Make) -> None:
-    model = make_model("Llama", head_dim=16).cuda().model  # FlexAttention takes heads of 16 numbers and more
+    model = make_model("Llama", head_dim=16).cuda().model  # FlexAttention requires heads of at least 16 numbers
     assert choose_forward(model) is whole_tree_states

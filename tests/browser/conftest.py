@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps of the demo, small."""
+    """Six small steps of the demo."""
     folder = tmp_path_factory.mktemp("demo") / "shop"
     config = load_config(
         [
@@ -45,7 +45,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
     )
     port = lead_to_gateway(config)
-    from rllm.demo import agent  # makes its client as it is imported, so it comes after the line above
+    from rllm.demo import agent  # creates its client on import, so it comes after the line above
 
     config.model.path = str(demo_policy(agent.SYSTEM, agent.TOOLS, lambda *_: None))
     trainer = AgentTrainer(

@@ -1,4 +1,4 @@
-"""The viewer as a user sees and touches it. Pictures of its pages are left in `build/viewer`."""
+"""The viewer in a real browser. Pictures of its pages are left in `build/viewer`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NewLook = Callable[..., Look]
 
 
 def first(look: Look, path: str, selector: str) -> str:
-    """Return the target of the first such link of a page."""
+    """Return the target of the first link of a page that matches the selector."""
     link: str = look.at(path).locator(selector).first.get_attribute("href")
     return link
 
 
 @pytest.fixture(scope="session")
 def paths(folders: dict[str, Path]) -> dict[str, str]:
-    """A page of each kind: of the demo, and of the run with two agents."""
+    """Paths of a page of each kind, by name: of the demo, and of the run with two agents."""
     runs = Runs([str(folders["demo"]), str(folders["real"])])
     demo, real = (next(run for run in runs.all() if run.name == name) for name in ("shop", "real"))
     longest = max(demo.rollouts.of_step(2), key=lambda item: (item.num_calls, item.num_tokens))

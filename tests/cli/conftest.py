@@ -34,7 +34,7 @@ def agent(question, answer):
 
 @pytest.fixture(scope="session")
 def policy(policies):
-    """A model that generates nonsense, made in a second."""
+    """Model that generates arbitrary text; it is built in a second."""
     speech = functools.partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
     return tiny_policy(
         lambda seed: speech(seed=seed),

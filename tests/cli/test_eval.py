@@ -59,8 +59,8 @@ def write_tasks(folder, rows):
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-class Shouting(ScriptedEngine):
-    """Answers in capitals at once, but holds the questions in `held`."""
+class ShoutingEngine(ScriptedEngine):
+    """Engine that answers in capitals at once, except for the questions in `held`."""
 
     def __init__(self):
         self.held: set[str] = set()
@@ -72,7 +72,7 @@ class Shouting(ScriptedEngine):
 
 @pytest.fixture
 def server():
-    with ScriptedServer(Shouting(), model="big") as server:
+    with ScriptedServer(ShoutingEngine(), model="big") as server:
         yield server
 
 
@@ -112,7 +112,7 @@ def test_agent_is_evaluated_against_a_server(eval_work, server):
     assert failure["count"] == 4
     assert failure["text"].startswith("AgentError: agent raised ValueError: no idea at 0x")
     assert [task["task_id"] for task in report["tasks"]] == ["right", "wrong", "bug 1", "bug 2", "unscored"]
-    # Bytes are tokens: 10 for the turns' frame, then the question; and the answer with its end.
+    # Each byte is a token: 10 for the markers of the turns, then the question; and the answer with its end.
     assert report["tasks"][0]["cost"]["sampled_tokens"] == len("FIG") + 1
     assert report["tasks"][1]["cost"]["prompt_tokens"] - report["tasks"][0]["cost"]["prompt_tokens"] == 1
     assert report["tasks"][0]["cost"]["num_calls"] == 1.0
@@ -283,7 +283,7 @@ def continues_exactly(folder):
     return [second.prompt_ids[: len(ids)] == ids for ids, (_, second) in zip(known, pairs, strict=True)]
 
 
-def test_server_without_token_ids_is_enough(eval_work, server, runs):
+def test_evaluation_accepts_a_server_without_token_ids(eval_work, server, runs):
     server.fault = "no_tokens"
     out, _ = runs(*arguments(server, "--upstream-kind", "openai"))
     assert "50.0% [" in out

@@ -15,7 +15,7 @@ from rllm.testing.scripted_server import ScriptedServer
 from ..ports import free_port
 
 LIGHT = "import sys; sys.modules.update(openai=None, torch=None); from rllm.__main__ import main; main()"
-"""The command, which must start without these: they take seconds to import."""
+"""The command without openai and torch, which take seconds to import, and which it must not need."""
 
 
 def test_gateway_prints_its_address_serves_and_stops_on_a_signal(tmp_path):

@@ -35,7 +35,7 @@ def agent(question, answer):
 
 @pytest.fixture(autouse=True)
 def default_signal_handlers():
-    """The shell that started the tests may have some signals ignored, as nohup does."""
+    """Use Python's own handlers: a shell may have started the tests with ignored signals, as nohup does."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
@@ -46,7 +46,7 @@ def default_signal_handlers():
 async def work_until(saved, signals):
     try:
         for number in signals:
-            signal.raise_signal(number)  # to this thread: earlier tests may have left others
+            signal.raise_signal(number)  # in this thread: earlier tests may have left other threads
         await asyncio.sleep(60)
     finally:
         saved.append("the last step")
@@ -61,7 +61,7 @@ def command(number, saved, *before):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signal_stops_in_order_and_sets_the_exit_code(number, code):
+def test_signal_stops_cleanly_and_sets_the_exit_code(number, code):
     saved, before = [], signal.getsignal(number)
     with pytest.raises(SystemExit) as ended:
         command(number, saved)
@@ -99,8 +99,8 @@ def test_ignored_signal_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("also", [[], [signal.SIGINT]], ids=["", "and with a Ctrl-C that is ignored"])
-def test_work_ends_in_order_if_ctrl_c_is_ignored(also):
+@pytest.mark.parametrize("also", [[], [signal.SIGINT]], ids=["SIGTERM", "SIGTERM after an ignored Ctrl-C"])
+def test_work_ends_cleanly_if_ctrl_c_is_ignored(also):
     saved, before = [], signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit) as ended:

@@ -37,7 +37,7 @@ class Talker(BaseAgent):
 
 
 class Countdown(BaseEnv):
-    """Counts down from `start`, with reward 1 at 0; every step returns the values of the task's other fields."""
+    """Environment that counts down from `start`, with reward 1 at 0; a step returns its action in `info`."""
 
     closed: ClassVar[list[int]] = []
 
@@ -49,7 +49,7 @@ class Countdown(BaseEnv):
 
     def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
         self.left -= 1
-        return f"{self.left} left", float(self.left == 0), self.left == 0, {"heard": action}
+        return f"{self.left} left", float(self.left == 0), self.left == 0, {"action": action}
 
     def close(self) -> None:
         self.closed.append(self.left)

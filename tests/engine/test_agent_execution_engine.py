@@ -43,7 +43,7 @@ def problem(episode: Episode) -> str:
     return message
 
 
-# What a rollout is
+# Contents of an episode
 
 
 async def test_each_step_has_exact_tokens_and_its_observation() -> None:
@@ -55,8 +55,8 @@ async def test_each_step_has_exact_tokens_and_its_observation() -> None:
         assert step.response_ids == output.completion_ids
         assert step.logprobs == output.logprobs
     assert [decode(step.response_ids) for step in path.steps] == ["turn 0", "turn 1"]
-    assert (first.observation, first.reward, first.done, first.info) == ("2 left", 0.0, False, {"heard": "turn 0"})
-    assert (second.observation, second.reward, second.done, second.info) == ("1 left", 1.0, True, {"heard": "turn 1"})
+    assert (first.observation, first.reward, first.done, first.info) == ("2 left", 0.0, False, {"action": "turn 0"})
+    assert (second.observation, second.reward, second.done, second.info) == ("1 left", 1.0, True, {"action": "turn 1"})
     assert second.chat_completions[-1] == {"role": "assistant", "content": "turn 1"}
     assert (path.reward, path.name, path.task) == (1.0, "talker", {"start": 2})
     assert path.info["termination_reason"] == "env_done"
@@ -73,7 +73,7 @@ async def test_agent_can_read_the_number_of_remaining_steps() -> None:
         "2 left, 7 steps",
         "1 left, 6 steps",
     ]
-    assert path.steps[-1].info == {"heard": "turn 1"}, "a step keeps the environment's own info"
+    assert path.steps[-1].info == {"action": "turn 1"}, "a step keeps the environment's own info"
 
 
 async def test_returns_are_discounted() -> None:
@@ -88,7 +88,7 @@ async def test_results_are_in_the_order_of_the_tasks() -> None:
                 await short_ended.wait()
             return await super().get_model_response(messages, **params)
 
-    def hear(path: Any) -> int:
+    def record(path: Any) -> int:
         lengths.append(num_steps := len(path.steps))
         if lengths[-2:] == [1, 1]:
             short_ended.set()
@@ -97,10 +97,10 @@ async def test_results_are_in_the_order_of_the_tasks() -> None:
     short_ended, lengths = asyncio.Event(), list[int]()
     tasks = [{"start": 3}, {"start": 1}, {"start": 3}, {"start": 1}]
     engine = engine_of(rollout_engine=Model(count))
-    found = await engine.execute_tasks(tasks, on_episode=lambda episode: hear(episode.trajectories[0]))
+    found = await engine.execute_tasks(tasks, on_episode=lambda episode: record(episode.trajectories[0]))
     assert [len(path.steps) for path in found] == [3, 1, 3, 1]
     short_ended.clear()
-    assert [hear(path) async for path in engine.trajectory_generator(tasks)] == [1, 1, 3, 3]
+    assert [record(path) async for path in engine.trajectory_generator(tasks)] == [1, 1, 3, 3]
 
 
 async def test_duplicate_task_is_attempted_twice() -> None:
@@ -376,7 +376,7 @@ def made_by(env: type[Countdown]) -> type[Countdown]:
 )
 async def test_environment_error_is_attributed_to_it(env: type[BaseEnv], kind: str, message: str) -> None:
     class Mixed(Countdown):
-        """Environment that is the faulty one for every second task."""
+        """Environment that is faulty for every second task."""
 
         @staticmethod
         def from_dict(info: Any) -> Any:
@@ -553,7 +553,7 @@ def wait_without_end() -> None:
 
 
 async def some_hang(number: int = 1) -> None:
-    """Wait until so many more calls hang."""
+    """Wait until this number of further calls hang."""
     for _ in range(number):
         assert await asyncio.to_thread(hanging.acquire, timeout=60)
 
@@ -610,7 +610,7 @@ async def test_hanging_model_call_is_cancelled(pass_time: Any) -> None:
     assert "get_model_response" in hung.info["error"]["traceback"]
 
 
-async def test_environment_that_fails_to_close_does_not_matter(
+async def test_environment_that_fails_to_close_is_logged(
     release_hanging: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rllm.workflows.environment.CLOSE_S", 0.05)
@@ -850,7 +850,7 @@ async def test_faulty_user_classes_do_not_affect_other_rollouts(
 
         def __new__(cls) -> Any:
             made.append(cls)
-            return (agent if len(made) == 2 else Talker)()  # the first one is made to check the class
+            return (agent if len(made) == 2 else Talker)()  # the engine creates the first one to check the class
 
     class Mixed(Countdown):
         @staticmethod

@@ -102,7 +102,7 @@ def problem(episode: Episode) -> str:
     return message
 
 
-# What a function may be, and return
+# Accepted functions and return values
 
 
 async def test_invalid_episode_fails_alone(engine_of: Engine) -> None:

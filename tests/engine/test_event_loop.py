@@ -46,13 +46,13 @@ async def test_responsive_loop_is_not_reported_and_the_thread_ends(caplog: pytes
             turns.append(time.monotonic())
             await asyncio.sleep(0.06)
         turns.append(time.monotonic())
-    # It turns every 0.06 s, unless the machine is so busy that it is really blocked.
+    # The loop turns every 0.06 s, unless the machine is so busy that the loop is really blocked.
     assert not caplog.records or max(later - turn for turn, later in itertools.pairwise(turns)) > 0.2
     await asyncio.to_thread(block_until, lambda: "rllm loop watchdog" not in {t.name for t in threading.enumerate()})
 
 
 @pytest.fixture(autouse=True)
-def pythons_own() -> Iterator[None]:
+def default_threshold() -> Iterator[None]:
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     yield

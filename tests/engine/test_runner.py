@@ -29,7 +29,7 @@ from ..ports import free_port
 
 
 class Scripted:
-    """Rollouts that do what their task asks for."""
+    """Source of rollouts that sleep or fail as their task requests."""
 
     def __init__(self) -> None:
         self.seen: list[RolloutRequest] = []
@@ -90,17 +90,17 @@ async def test_thousands_of_attempts_use_few_asyncio_tasks() -> None:
 
     episodes = await RolloutRunner(Counting()).run(attempts(*[{}] * 3_000))
     assert len(episodes) == 3_000
-    assert most_tasks <= 2 + 3 * 64  # the test, the watch for stuck rollouts, and two for each running one
+    assert most_tasks <= 2 + 3 * 64  # the test, the check for stuck rollouts, and two for each running one
 
 
 async def test_failure_is_an_episode_and_does_not_affect_siblings(pass_time: Any) -> None:
-    def hear(episode: Episode) -> None:
+    def record(episode: Episode) -> None:
         received.append(episode)
         pass_time(60)
 
     received: list[Episode] = []
     both = attempts({"sleep": 60}, {"raise": AgentError("division by zero")})
-    good, bad = await RolloutRunner(Scripted()).run(both, on_episode=hear)
+    good, bad = await RolloutRunner(Scripted()).run(both, on_episode=record)
     assert not good.failed
     assert bad.failed
     assert bad.termination_reason is TerminationReason.ERROR

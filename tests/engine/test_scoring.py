@@ -16,7 +16,7 @@ from rllm.rewards.scoring import AddedReward, group_reward
 from rllm.types import Episode, Step, Trajectory
 
 
-class Saying:
+class Answering:
     """Rollouts that answer with a text of their task's list; an `AgentError` in it is raised."""
 
     async def rollout(self, attempt: RolloutRequest) -> Episode:
@@ -36,7 +36,7 @@ async def run(scoring: Scoring, **expected: list[Any]) -> tuple[dict[str, Episod
         if index < len(texts)
     ]
     reported: list[str] = []
-    runner = RolloutRunner(Saying(), max_concurrent=2, num_retries=0, scoring=scoring)
+    runner = RolloutRunner(Answering(), max_concurrent=2, num_retries=0, scoring=scoring)
     episodes = await runner.run(attempts, on_episode=lambda episode: reported.append(episode.id))
     return {episode.id: episode for episode in episodes}, reported
 

@@ -51,7 +51,7 @@ def train(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
 
 @pytest.fixture(scope="session")
 def nonsense(policies: Path) -> Path:
-    """A real model that generates any text, made in a second."""
+    """Real model that generates arbitrary text; it is built in a second."""
     recipe = TinyPolicyRecipe(
         hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=1, habit_steps=1, batch_size=2
     )

@@ -41,7 +41,7 @@ def test_user_rewards_correct_answers(example: Example) -> None:
 
 def test_demonstrations_answer_the_questions_of_users(example: Example) -> None:
     offline = example("online_learning", "offline")
-    for asked, answer in islice(offline._conversations(0, starts_rightly=1.0), 20):
+    for asked, answer in islice(offline._conversations(0, starts_correctly=1.0), 20):
         first, last = asked["content"].split(" to ")
         letters = answer["content"].split()
         assert (letters[0], letters[-1], len(letters)) == (first, last, ord(last) - ord(first) + 1)

@@ -2,8 +2,8 @@
 
     python tests/frameworks/install.py FOLDER [NAME ...]
 
-Without names, all of examples/frameworks. An environment whose requirements have not changed is left as it is. What does
-not install is reported, and is red in the tests; the others are installed nevertheless.
+Without names, all of examples/frameworks. An environment whose requirements have not changed is left as it is. A
+framework that cannot be installed is reported, and is red in the tests; the others are still installed.
 """
 
 from __future__ import annotations

@@ -28,34 +28,34 @@ class Variant:
     """One way to use a framework, and its expected results."""
 
     way: str
-    """The argument of `agent.py`."""
+    """Argument of `agent.py`."""
     endpoint: Endpoint
     streaming: bool = False
     num_calls: int = 3
-    """Of the task: two tool calls and the answer."""
+    """Number of calls of the task: two with a tool call, and one with the answer."""
     num_side_calls: int = 0
     num_sequences: int = 1
-    """With continuation."""
+    """Number of token sequences with token-exact continuation."""
     num_sequences_plain: int | None = None
-    """Variants in which answers without reasoning change their number."""
+    """The same for answers without reasoning, if it differs."""
     speech: Speech = field(default_factory=Speech)
     moods: tuple[Mood, ...] = (THINKING, PLAIN)
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables in addition to those of the session."""
     notes: str = ""
-    """For the table."""
+    """Remark in the table."""
 
     def __str__(self) -> str:
         return self.way
 
     def expected_sequences(self, mood: Mood) -> int:
-        """With continuation."""
+        """Return the number of token sequences with token-exact continuation."""
         other = None if mood.thinks else self.num_sequences_plain
         return self.num_sequences if other is None else other
 
     @property
     def described(self) -> dict[str, Any]:
-        """Its row before anything is run."""
+        """Row of the table before anything is run."""
         return {"way": self.way, "endpoint": self.endpoint, "streaming": self.streaming, "notes": self.notes}
 
 
@@ -63,7 +63,7 @@ def prove(framework: Framework, variant: Variant, engine: ForcedEngine) -> dict[
     """Run the agent, and return its row of the table.
 
     Raises:
-        AssertionError: if anything is not as it should be.
+        AssertionError: if a requirement is not met.
     """
     row = variant.described
     for mood in variant.moods:

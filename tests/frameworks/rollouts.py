@@ -47,7 +47,7 @@ class Framework:
 
     @property
     def version(self) -> str | None:
-        """Installed frameworks; `None` if there are none."""
+        """Installed version of the package; `None` if it is not installed."""
         described = INSTALLED / self.name / "node_modules" / self.package / "package.json"
         if described.exists():
             return str(json.loads(described.read_text())["version"])
@@ -56,7 +56,7 @@ class Framework:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Folder of its programs."""
+        """`PATH` that begins with the folders of its programs."""
         folders = [INSTALLED / self.name / "bin", INSTALLED / self.name / "node_modules" / ".bin"]
         return {"PATH": os.pathsep.join([*map(str, folders), os.environ["PATH"]])}
 

@@ -97,7 +97,7 @@ def serve(end_later):
 
 @pytest.fixture
 def departures(monkeypatch):
-    """Return the requests whose clients have disconnected, when the gateway notices it; retries do not hasten it."""
+    """List to which each request is added when the gateway notices that its client has disconnected."""
     noticed, offer = [], InFlightCalls.offer
 
     def note(calls, request, call):

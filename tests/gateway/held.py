@@ -10,7 +10,7 @@ from rllm.testing.scripted import ScriptedEngine
 
 
 class HeldEngine(ScriptedEngine):
-    """Answers nothing before `go` is set, except for so many pieces of each stream."""
+    """Engine that answers nothing before `go` is set, except for the first `num_pieces` of each stream."""
 
     def __init__(self, script=("hello",), *, num_pieces=0):
         super().__init__(script)

@@ -50,7 +50,7 @@ STREAMED = event_stream(
 
 
 class RawServer:
-    """Answers each call with the next of `answers`, repeating the last one; `hold` delays answers.
+    """Server that answers each call with the next of `answers`, repeating the last one; clear `hold` to delay answers.
 
     An answer that is not one whole HTTP message ends the connection.
     """
@@ -61,11 +61,11 @@ class RawServer:
         self.hold = asyncio.Event()
         self.hold.set()
         self.num_broken_off = 0
-        """Calls whose client disconnected before they were answered."""
+        """Number of calls whose client disconnected before they were answered."""
         self.hangs = False
-        """Health checks stay unanswered."""
+        """True to leave health checks unanswered."""
         self.models = http(200, {"data": [{"id": "m"}]})
-        """The answer to a check."""
+        """Answer to a health check."""
         self._port = free_port()
         self._serving = set()
 

@@ -32,7 +32,7 @@ def collector(monkeypatch):
 
 
 class Listening(EngineUpstream):
-    """Records the headers that are forwarded with each call."""
+    """Upstream that records the headers forwarded with each call."""
 
     def __init__(self):
         super().__init__(ScriptedEngine(["hello"]), "m")

@@ -199,7 +199,7 @@ def test_continued_response_survives_a_restart_of_the_gateway(serve):
 
 
 class SloppyUpstream:
-    """Answers with the fewest fields that a server was seen to send: no ids, roles, indexes, types, dates, models or usage."""
+    """Upstream that sends as few fields as any real server: no ids, roles, indexes, types, dates, models or usage."""
 
     def prepare(self, request):
         return dict(request)

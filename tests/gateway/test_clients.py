@@ -38,7 +38,7 @@ def test_answer_has_an_exact_trace(serve, upstream):
 
 
 class Seeded(ScriptedEngine):
-    """Samples with its own seed, as the embedded engine does if it is given none."""
+    """Engine that samples with its own seed, as the embedded engine does for requests without one."""
 
     async def get_model_response(self, messages, **params):
         output = await super().get_model_response(messages, **params)

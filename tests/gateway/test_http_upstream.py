@@ -19,7 +19,7 @@ FRAMED = HEAD + b"content-length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
 
 
 class Server:
-    """Answers its k-th request with the k-th list of pieces; `None` breaks the connection off."""
+    """Server that answers the k-th request with the k-th list of pieces; `None` breaks the connection off."""
 
     def __init__(self, *answers, pause_s=0.0):
         self.answers = list(answers)

@@ -289,7 +289,7 @@ async def test_weight_change_during_an_answer_is_recorded(stream):
 
 
 class SlowToCheck(HTTPUpstream):
-    """Answers calls, but not health checks."""
+    """Server that answers calls, but not health checks."""
 
     num_checks = 0
     """Checks that have finished."""

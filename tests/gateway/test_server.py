@@ -211,7 +211,7 @@ def test_call_interrupted_by_shutdown_is_reported_to_its_client_and_in_its_trace
 
 
 class UpdatedEngine(ScriptedEngine):
-    """Has new weights before each answer."""
+    """Engine with new weights before each answer."""
 
     def _message(self, answer):
         self.weight_version += 1

@@ -124,7 +124,7 @@ def test_every_chunk_is_a_standard_one(serve, upstream):
 
 
 class Fatal(ScriptedEngine):
-    """Ends its first call with an unusual error."""
+    """Engine that ends its first call with an unusual error."""
 
     def __init__(self, error):
         super().__init__(["abcdefgh"])
@@ -149,12 +149,12 @@ class Fatal(ScriptedEngine):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        # As with one whose own tasks are cancelled, and one that ends its program.
+        # Of an engine that cancels its own tasks, and of one that exits.
         (asyncio.CancelledError(), "the engine cancelled the call by itself: ask again"),
         (SystemExit(3), "the engine raised SystemExit: 3"),
     ],
 )
-def test_engine_that_cancels_a_call_by_itself_has_failed(serve, error, message, stream, n):
+def test_engine_that_cancels_a_call_or_exits_has_failed(serve, error, message, stream, n):
     served = serve(Fatal(error))
     refused = served.post(CHAT, json={**BODY, "stream": stream, "n": n})
     assert refused.status_code == (200 if stream else 503)

@@ -17,7 +17,7 @@ from rllm.inference.local import LocalEngine
 
 
 class TokenServer:
-    """`paths` has the requested paths, in order."""
+    """Server over a local engine; `paths` has the requested paths, in order."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self.engine = engine

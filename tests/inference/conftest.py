@@ -51,7 +51,7 @@ TEMPLATE = """\
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE with a ChatML template in the manner of Qwen3."""
+    """Return a byte-level BPE tokenizer with a ChatML template like that of Qwen3."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -113,7 +113,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def new_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
-    """Builds a tiny random model for the tokenizer: `new_model("Qwen3", sliding_window=8)`."""
+    """`new_model("Qwen3", sliding_window=8)`: a tiny random model for the tokenizer."""
     return lambda family="Qwen3", **options: build_model(family, len(tokenizer), **options)
 
 

@@ -25,7 +25,7 @@ WEIGHT_ROUTES = [
 
 @dataclass
 class Abilities:
-    """Of a vLLM that can be trained with, unless specified otherwise."""
+    """Abilities of the server; the defaults are those of a vLLM that supports training."""
 
     models: list[str] = field(default_factory=lambda: ["policy"])
     gives_ids: bool = True
@@ -41,7 +41,7 @@ class Abilities:
 
 
 class Refused(Exception):
-    """With a status."""
+    """Rejection of a request, with a status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class Refused(Exception):
 
 @contextmanager
 def endpoint(**abilities: Any) -> Iterator[str]:
-    """The URL of such a server, up to and including `/v1`."""
+    """Serve with these abilities, and yield the URL, up to and including `/v1`."""
     able = Abilities(**abilities)
 
     class Handler(BaseHTTPRequestHandler):

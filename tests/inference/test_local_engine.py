@@ -307,7 +307,7 @@ async def test_other_architectures_are_exact(
     ("family", "options"),
     [
         ("Bert", {}),
-        # The code that replaces its kernels carries states from one chunk of tokens to those before it.
+        # Its fallback for missing kernels carries states from one chunk of tokens to earlier ones.
         pytest.param(
             "NemotronH",
             {
@@ -317,7 +317,9 @@ async def test_other_architectures_are_exact(
                 "mamba_head_dim": 16,
                 "n_groups": 1,
             },
-            marks=pytest.mark.skipif(Version(transformers.__version__) >= Version("5.23"), reason="mended there"),
+            marks=pytest.mark.skipif(
+                Version(transformers.__version__) >= Version("5.23"), reason="fixed in transformers 5.23"
+            ),
         ),
     ],
 )

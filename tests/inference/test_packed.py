@@ -81,7 +81,7 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not multiplies_bfloat16(), reason="this CPU is such a one")
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="this CPU has no bfloat16 products either")
 def test_cpu_without_bfloat16_products_uses_float32() -> None:
     subprocess.run([sys.executable, "-c", OLD], env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}, check=True)
 

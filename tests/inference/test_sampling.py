@@ -19,7 +19,7 @@ DRAWS = 20_000
 def draw(
     params: SamplingParams, logits: torch.Tensor = LOGITS, draws: int = DRAWS
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens 0, 1, 2, ... of one seeded answer, all from the same distribution."""
+    """Return tokens 0, 1, 2, ... of one seeded answer, all from the same distribution."""
     settings = RowSettings.of([params] * draws, [42] * draws, len(logits), logits.device)
     return sample(logits.expand(draws, -1), settings, np.arange(draws, dtype=np.uint64))[:2]
 

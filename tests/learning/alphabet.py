@@ -23,7 +23,7 @@ RECIPE = TinyPolicyRecipe(
 )
 LONGEST = 8
 """Maximum number of letters in demonstrations."""
-STARTS_RIGHTLY = 0.15
+STARTS_CORRECTLY = 0.15
 """Fraction of demonstrations that begin with the right letter; the others begin anywhere, an eighth of the time correctly."""
 NUM_HELD_OUT = 30
 
@@ -43,20 +43,20 @@ def reward(task: Task, answer: str) -> float:
 def policy() -> Path:
     """Return the folder of the policy, built on first use."""
     return tiny_policy(
-        partial(conversations, starts_rightly=1.0),
-        partial(conversations, starts_rightly=STARTS_RIGHTLY),
+        partial(conversations, starts_correctly=1.0),
+        partial(conversations, starts_correctly=STARTS_CORRECTLY),
         recipe=RECIPE,
     )
 
 
-def conversations(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
+def conversations(seed: int, *, starts_correctly: float) -> Iterator[list[Message]]:
     """Yield demonstrations without end, which always stop correctly."""
     rng = random.Random(seed)
     rows = _all_tasks()
     while True:
         task = rng.choice(rows)
         answer = task["answer"]
-        if rng.random() >= starts_rightly:
+        if rng.random() >= starts_correctly:
             answer = _letters(rng.randint(1, LONGEST), stop=LETTERS.index(answer[-1]) + 1)
         yield [{"role": "user", "content": task["question"]}, {"role": "assistant", "content": answer}]
 

@@ -71,11 +71,11 @@ def train(name: str, seed: int, *, policy: Path, run_dir: Path, settings: Sequen
 
 
 def curve_of(lines: Sequence[dict[str, Any]]) -> dict[int, float]:
-    """The mean reward on held-out tasks after so many steps."""
+    """Return the mean reward on held-out tasks by number of steps."""
     return {line["step"]: round(line["eval/reward"], 4) for line in lines if "eval/reward" in line}
 
 
 def keep(name: str, seed: int, curve: dict[int, float]) -> None:
-    """Write a curve where the picture reads it."""
+    """Write a curve to the folder from which the picture is drawn."""
     CURVES.mkdir(parents=True, exist_ok=True)
     (CURVES / f"{name}-{seed}.json").write_text(json.dumps({"name": name, "seed": seed, "curve": curve}))

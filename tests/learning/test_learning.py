@@ -14,7 +14,7 @@ import pytest
 from rllm.algorithms.base import Algorithm
 from rllm.types import TrajectoryGroup
 
-from .alphabet import STARTS_RIGHTLY, conversations, reward, tasks
+from .alphabet import STARTS_CORRECTLY, conversations, reward, tasks
 from .runs import NAMES, NUM_JUDGED, NUM_STEPS, SEEDS, curve_of, keep, train
 
 MARGIN = 4 * math.sqrt(2 * 0.25 / NUM_JUDGED)
@@ -88,7 +88,7 @@ def test_critic_distinguishes_right_from_wrong_beginnings(beginner: Path, tmp_pa
 
 def test_teacher_has_the_stated_accuracy() -> None:
     rows = {task["question"]: task for split in tasks(seed=0) for task in split}
-    text = islice(conversations(0, starts_rightly=STARTS_RIGHTLY), 4000)
+    text = islice(conversations(0, starts_correctly=STARTS_CORRECTLY), 4000)
     right = fmean(reward(rows[question["content"]], answer["content"]) for question, answer in text)
     assert right == pytest.approx(0.15 + 0.85 / 8, abs=0.03)
 

@@ -13,17 +13,17 @@ import pytest
 from rllm.testing.tiny_policy import tiny_policy
 from rllm.types import Message
 
-from .alphabet import RECIPE, STARTS_RIGHTLY, conversations
+from .alphabet import RECIPE, STARTS_CORRECTLY, conversations
 from .runs import SEEDS, curve_of, train
 from .test_learning import MARGIN
 
 INSTRUCTION = "like"
 
 
-def _both(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
+def _both(seed: int, *, starts_correctly: float) -> Iterator[list[Message]]:
     """Yield conversations without an example, and as many with one, whose answer is correct."""
     rng = random.Random(seed)
-    plain, right = conversations(seed, starts_rightly=starts_rightly), conversations(seed + 1, starts_rightly=1.0)
+    plain, right = conversations(seed, starts_correctly=starts_correctly), conversations(seed + 1, starts_correctly=1.0)
     while True:
         if rng.random() < 0.5:
             yield next(plain)
@@ -36,8 +36,8 @@ def _both(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_policy_learns_from_examples_without_rewards(seed: int, tmp_path: Path) -> None:
     beginner = tiny_policy(
-        partial(_both, starts_rightly=1.0),
-        partial(_both, starts_rightly=STARTS_RIGHTLY),
+        partial(_both, starts_correctly=1.0),
+        partial(_both, starts_correctly=STARTS_CORRECTLY),
         recipe=replace(RECIPE, context_length=96),
     )
     shown = ["algorithm.demonstration=answer", f"algorithm.instruction={INSTRUCTION}"]

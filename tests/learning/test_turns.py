@@ -87,7 +87,7 @@ class Quiz(BaseEnv):
 
 
 class Pupil(TextAgent):
-    """Reads a code as the answer that it should have given, and is asked again."""
+    """Agent that gets the code as the answer that it should have given, and is asked again."""
 
     def observation_to_messages(self, observation: Any) -> list[Message]:
         messages = super().observation_to_messages(observation)

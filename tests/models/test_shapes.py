@@ -22,7 +22,7 @@ NO_TOOLS = {
 NO_SYSTEM = {"gemma"}
 NO_CALLS = NO_TOOLS - {"deepseek_r1_distill", "deepseekv3"} | {"lfm2"}
 STRICT = {"cohere", "gemma", "gemma3", "llava_next"}
-"""They refuse a tool's result, as roles must alternate, or other roles are unknown to them."""
+"""Templates that reject a tool's result, because roles must alternate, or other roles are unknown to them."""
 NO_RESULTS = {"cohere2", "phi3", "phi3_5"}
 NO_TEXT_BESIDE_CALLS = {"deepseek_r1_distill", "llama3_1", "llama3_2", "muse_glimmer"}
 ONE_CALL = {"gptoss", "llama3_1", "llama3_2"}

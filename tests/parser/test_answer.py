@@ -12,7 +12,7 @@ from rllm.parser.tool_parser import tool_parser
 
 
 def read(tokenizer: Any, format_name: str, text: str) -> tuple[Answer, list[Shown]]:
-    """An answer in a format whose tokens the tokenizer calls special, whole and as it was streamed."""
+    """Return an answer in a format whose markers are special tokens: whole, and as it was streamed."""
     tokenizer, parser = deepcopy(tokenizer), tool_parser(format_name)
     tokenizer.add_tokens([AddedToken(token, special=True) for token in (*parser.markup, "<|call|>", "<|return|>")])
     ids = tokenizer.encode(text, add_special_tokens=False)

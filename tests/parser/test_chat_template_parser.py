@@ -266,7 +266,7 @@ WORDS = st.text(alphabet="ab é<>{}\"'\n,.", min_size=1, max_size=12).map(str.st
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Message]:
-    """Rounds of a user's message, perhaps of tool calls, and an answer with or without reasoning; cut off anywhere."""
+    """Draw rounds of a user's message, perhaps tool calls, and an answer, perhaps with reasoning; cut off anywhere."""
     messages = [{"role": "system", "content": draw(WORDS)}] if draw(st.booleans()) else []
     for _ in range(draw(st.integers(1, 3))):
         messages.append(user(draw(WORDS)))

@@ -229,7 +229,7 @@ def test_end_of_an_answer_may_begin_the_next_turn(
 
 
 def end_of_turn(parser: ChatTemplateParser, messages: list[Message], place: int) -> list[int]:
-    """The special token with which the model ends an answer."""
+    """Return the special token with which the model ends an answer."""
     _, ids, mask = parser.tokenize_and_mask(messages[: place + 1], TOOLS)
     sampled = [token for token, is_sampled in zip(ids, mask, strict=True) if is_sampled]
     return sampled[-1:]

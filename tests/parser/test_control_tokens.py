@@ -88,7 +88,7 @@ def test_quoting_answer_is_trained_with_one_end_token(parser_of: ParserOf, famil
 
 
 def sentencepiece_like(scheme: str) -> PreTrainedTokenizerFast:
-    """A tokenizer that writes a space before the first word of a text, as those of Llama 2 and Mistral do."""
+    """Return a tokenizer that writes a space before the first word of a text, as those of Llama 2 and Mistral do."""
     bpe = Tokenizer(models.BPE(byte_fallback=True))
     bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     bpe.decoder = decoders.Metaspace(prepend_scheme=scheme)

@@ -395,7 +395,7 @@ def object_text(name: str, function: str, arguments: str) -> str:
 
 
 def calls_text(name: str, calls: list[tuple[str, str]]) -> str:
-    """Calls as a model of this family writes them."""
+    """Return calls as a model of this family writes them."""
     match name:
         case "hermes":
             return "\n".join(f'<tool_call>\n{{"name": "{f}", "arguments": {a}}}\n</tool_call>' for f, a in calls)

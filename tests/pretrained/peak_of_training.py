@@ -12,7 +12,7 @@ from rllm.workflows.simple_workflow import SimpleWorkflow
 
 
 def is_even(task, answer):
-    """A reward that differs within nearly every group."""
+    """Return a reward that differs within nearly every group."""
     return float(len(answer) % 2 == 0)
 
 

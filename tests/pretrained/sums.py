@@ -29,7 +29,7 @@ SETTINGS = {
 
 
 def right(task: Task, answer: str) -> float:
-    """1 if the last number of the answer is right."""
+    """Return 1 if the last number of the answer is right, else 0."""
     return float(re.findall(r"-?\d+", answer)[-1:] == [str(task["answer"])])
 
 

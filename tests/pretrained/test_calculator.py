@@ -40,7 +40,7 @@ def calculate(question: str, answer: int, base_url: str) -> float:
 
 
 def conversation(problem: str) -> list[Any]:
-    """The messages before the first answer: how to use the calculator, two examples, and the problem."""
+    """Return the messages before the first answer: how to use the calculator, two examples, and the problem."""
     messages = [{"role": "system", "content": SYSTEM}]
     for sum_of_it, result in SHOWN:
         turns = [f"What is {sum_of_it}?", f"calc({sum_of_it})", result, f"The answer is {result}."]

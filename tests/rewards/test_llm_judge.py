@@ -137,7 +137,7 @@ def test_answers_cannot_end_their_own_quotation() -> None:
 
 
 def longest_first(messages: list[dict[str, Any]]) -> str:
-    """A relative judge that prefers long answers."""
+    """Return a relative verdict that prefers long answers."""
     answers = json.loads(messages[1]["content"])["answers"]
     longest = max(len(texts[-1]["content"]) for texts in answers.values())
     return json.dumps(

@@ -86,7 +86,7 @@ def test_unscored_episode_names_its_reward_function() -> None:
 
 
 def silent(task: dict[str, str], answer: str) -> None:
-    """A reward whose author forgot to return it."""
+    """Forget to return the reward."""
 
 
 @pytest.mark.parametrize("agent", [shout, shout_later])

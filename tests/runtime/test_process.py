@@ -58,7 +58,7 @@ print("started")
         pytest.param(
             "uvloop.run(users_own())",
             marks=pytest.mark.skipif(
-                sys.version_info >= (3, 13), reason="uvloop tells a fork twice, and Python ends it"
+                sys.version_info >= (3, 13), reason="uvloop handles a fork twice, and Python exits"
             ),
         ),
         "serve()",

@@ -35,7 +35,7 @@ def backend_or_skip(name: str) -> SandboxBackend:
 
 
 def shells_of(owner: int) -> list[psutil.Process]:
-    """Processes that remove what a process leaves when it has ended."""
+    """Return the shells that will delete the remains of a process once it has ended."""
     shells = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
     return [process for process, line in shells if "rllm-sandboxes" in line and f":{owner}:" in line[-1]]
 

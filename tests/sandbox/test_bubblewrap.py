@@ -251,7 +251,7 @@ def test_kill_9_during_a_start_leaves_nothing(local):
         wait_for(lambda: not left())
 
 
-def test_left_groups_are_removed_by_several_processes_at_once(local):
+def test_remaining_groups_are_removed_by_several_processes_at_once(local):
     if "pids" not in parents():
         pytest.skip("needs control groups")
     groups = [parents()["pids"] / f"rllm-sandbox-left:{number}" for number in range(20)]

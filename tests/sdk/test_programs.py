@@ -35,7 +35,9 @@ time.sleep(600)
 """
 """A process, its child and its grandchild, each in its own session, with an empty environment, ignoring SIGTERM."""
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that leaves its group gets away")
+linux_only = pytest.mark.skipif(
+    sys.platform != "linux", reason="on other systems a process that leaves its group is not killed"
+)
 
 
 def run(*command: str, **options: Any) -> ProgramResult:

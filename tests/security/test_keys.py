@@ -119,7 +119,7 @@ def gateway(store: Any = None, config: GatewayConfig | None = None) -> GatewaySe
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_program_of_rllm_run_cannot_read_keys_or_other_sessions(attacker: Path, older: str, tmp_path: Path) -> None:
     keys = {name: f"operators-{name}" for name in OPERATORS_KEYS}
     secret = ["--api-key", "sk-in-the-command-line"]
@@ -153,7 +153,7 @@ def test_program_of_rllm_run_cannot_read_keys_or_other_sessions(attacker: Path, 
             assert "sk-in-the-command-line" not in repr(info) + repr(store.by_session(info.id))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("command", ["run", pytest.param("gateway", marks=pytest.mark.slow)])
 def test_processes_cannot_read_a_command_with_keys(command: str, tmp_path: Path) -> None:
     """Its environment, memory and open files belong to root, for every command."""

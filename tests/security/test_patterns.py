@@ -44,7 +44,7 @@ METHODS = ("compile", "sub", "subn", "search", "match", "fullmatch", "findall", 
 OUR_OWN_TEXT = {
     "config/loading.py": "errors of OmegaConf about settings of the user's command line",
 }
-"""Files whose patterns match no foreign text."""
+"""Files whose patterns match trusted text only."""
 
 
 @dataclass(frozen=True)

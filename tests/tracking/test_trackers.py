@@ -26,22 +26,22 @@ class Notes:
         self.calls: list[object] = []
         self.failing = failing
 
-    def _hear(self, name: str, what: object) -> None:
+    def _record(self, name: str, what: object) -> None:
         if name == self.failing:
             raise OSError("the server is gone")
         self.calls.append(what)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._hear("log", (step, dict(metrics)))
+        self._record("log", (step, dict(metrics)))
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        self._hear("log_episodes", (split, len(episodes)))
+        self._record("log_episodes", (split, len(episodes)))
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        self._hear("progress", (phase, done, total))
+        self._record("progress", (phase, done, total))
 
     def close(self) -> None:
-        self._hear("close", "closed")
+        self._record("close", "closed")
 
 
 class Broken(Notes):

@@ -50,7 +50,7 @@ class RecordingEngine(ScriptedEngine):
 
 
 class ScriptedBackend:
-    """Learns nothing, and records its calls. `ScriptedBackend.latest` is the newest one."""
+    """Backend that learns nothing, and records its calls. `ScriptedBackend.latest` is the newest one."""
 
     latest: ClassVar[ScriptedBackend]
 

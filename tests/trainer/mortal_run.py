@@ -46,9 +46,9 @@ def policy(cache_dir: Path) -> Path:
 
 
 class Mortal(LocalBackend):
-    """Kills its process at the point that DIES_AT names, such as the end of the third update of this process.
+    """Backend that kills its process at the point that DIES_AT names, such as the end of the third update.
 
-    Its updates also report a number that each of the shared random generators had a part in.
+    Its updates also report a number to which each of the shared random generators contributes.
     """
 
     _done: ClassVar[Counter[str]] = Counter()

@@ -15,14 +15,14 @@ from rllm.gateway.server import ServerThread
 
 
 class TeacherServer:
-    """Set `fault` to make it fail; `requests` has the received requests."""
+    """Server of a teacher model; set `fault` to make it fail. `requests` has the received requests."""
 
     def __init__(self, model: Any, tokenizer: Any, *, names: tuple[str, ...] = ("teacher",), **about: Any) -> None:
-        """`about`: fields of each model in `/v1/models`."""
+        """Serve the model under these names; `about` has further fields of each model in `/v1/models`."""
         self.model, self.tokenizer, self.names = model, tokenizer, names
         self.about = about
         self.fault: str | None = None
-        """`busy`: the next request is rejected for now. `no list`: of models. `omits`: no prompt_logprobs. `short`: one is missing. `nan`."""
+        """`busy` (one request), `no list` (of models), `omits` (prompt_logprobs), `short` (one is missing) or `nan`."""
         self.requests: list[dict[str, Any]] = []
         self.live = self.most_live = 0
         self._lock = threading.Lock()

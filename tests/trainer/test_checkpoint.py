@@ -55,7 +55,7 @@ def test_remains_of_a_crash_are_removed_by_the_next_save(tmp_path: Path) -> None
 
 
 class Crash(BaseException):
-    """End of the process, as far as a test can simulate it."""
+    """Simulated end of the process."""
 
 
 class Crashing:
@@ -63,9 +63,9 @@ class Crashing:
 
     def __init__(self) -> None:
         self.left: int | None = None
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._count)
 
-    def _hear(self, event: str, args: object) -> None:
+    def _count(self, event: str, args: object) -> None:
         if self.left is not None and (event == "open" or event.startswith(("os.", "shutil."))):
             self.left -= 1
             if self.left < 0:

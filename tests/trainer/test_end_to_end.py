@@ -196,7 +196,7 @@ def test_run_writes_its_files(policy: Path, tmp_path: Path) -> None:
 
 
 class Unreliable(Agent):
-    """Raises, returns nothing, or never calls the model, each for some of the attempts."""
+    """Agent that raises, returns nothing, or never calls the model, each for some of the attempts."""
 
     def attempt(self, question: str, number: int) -> Any:
         if number % 8 == 1:
@@ -216,7 +216,7 @@ def test_siblings_of_a_failed_rollout_are_trained(policy: Path, tmp_path: Path, 
 
 
 class Stop:
-    """Presses Ctrl-C when the metrics of the second step arrive."""
+    """Tracker that sends Ctrl-C when the metrics of the second step arrive."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if step == 2:

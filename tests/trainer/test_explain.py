@@ -126,7 +126,7 @@ _rewards = itertools.count()
 
 
 class SummarizingBackend(ScriptedBackend):
-    """Summarizes, gives titles, and otherwise repeats the last message."""
+    """Backend whose model writes summaries and titles, and otherwise repeats the last message."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)

@@ -37,7 +37,7 @@ def user(text: str) -> dict[str, str]:
 
 
 def luck(word: str) -> float:
-    """1, 0, 1, ... for a word."""
+    """Return 1, 0, 1, ... for a word."""
     SEEN[word] += 1
     return float(SEEN[word] % 2)
 

@@ -66,7 +66,7 @@ class Progress(At):
 
 
 def interrupt() -> None:
-    """Press Ctrl-C."""
+    """Send Ctrl-C to this process."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
@@ -187,7 +187,7 @@ def test_interrupted_run_is_saved_and_resumed(run_trainer: RunTrainer) -> None:
 
 
 class InterruptWhileUpdating(ScriptedBackend):
-    """Gets Ctrl-C in the middle of its second update."""
+    """Backend that is interrupted by Ctrl-C during its second update."""
 
     presses = 1
 
@@ -195,12 +195,12 @@ class InterruptWhileUpdating(ScriptedBackend):
         if len(self.batches) == 1:
             for _ in range(self.presses):
                 interrupt()
-                time.sleep(0.1)  # the event loop handles it before the update is over
+                time.sleep(0.1)  # the event loop handles it before the update ends
         return super().begin_update(batch)
 
 
 class InterruptTwiceAtOnceWhileUpdating(InterruptWhileUpdating):
-    """As `timeout -s INT` does it."""
+    """The same with two signals at once, as `timeout -s INT` sends them."""
 
     presses = 2
 
@@ -224,7 +224,7 @@ def test_ctrl_c_during_an_update_finishes_the_step(
 
 
 class InterruptWhileLoading(ScriptedBackend):
-    """Gets Ctrl-C while it takes minutes to load."""
+    """Backend that is interrupted by Ctrl-C while it loads."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
@@ -240,12 +240,12 @@ def test_ctrl_c_while_loading_a_model_does_not_wait_for_it(run_trainer: RunTrain
 
 
 class InterruptTwiceWhileSaving(ScriptedBackend):
-    """Gets Ctrl-C in the middle of its save, and once more from an impatient user."""
+    """Backend that is interrupted by Ctrl-C twice during a save."""
 
     def save(self, folder: Path) -> None:
         for _ in range(2):
             interrupt()
-            time.sleep(0.5)  # the event loop handles it before the save is over
+            time.sleep(0.5)  # the event loop handles it before the save ends
         super().save(folder)
 
 
@@ -260,7 +260,7 @@ def test_second_ctrl_c_during_a_save_does_not_damage_it(run_trainer: RunTrainer)
 
 
 def wait_until_closed() -> None:
-    """Wait longer than the run lasts, which abandons this thread."""
+    """Wait until the run has ended, which abandons this thread."""
     deadline = time.monotonic() + 60
     while "close" not in ScriptedBackend.latest.events and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -281,8 +281,8 @@ def test_ctrl_c_during_rollouts_keeps_the_previous_step(run_trainer: RunTrainer)
     assert (run.steps, run.backend.saved_at) == ([1], [1])
 
 
-class Spoilt(ScriptedBackend):
-    """Its second update gives non-finite weights."""
+class NonFinite(ScriptedBackend):
+    """Backend whose second update gives non-finite weights."""
 
     def publish(self) -> int:
         if len(self.batches) == 2:
@@ -291,13 +291,13 @@ class Spoilt(ScriptedBackend):
 
 
 def test_non_finite_weights_are_not_saved(run_trainer: RunTrainer) -> None:
-    run = run_trainer({"num_steps": 3, "save_every": 1, "backend": f"{__name__}:Spoilt"}, raises=WeightSyncError)
+    run = run_trainer({"num_steps": 3, "save_every": 1, "backend": f"{__name__}:NonFinite"}, raises=WeightSyncError)
     assert run.backend.saved_at == [1]
     assert [path.name for path in (run.trainer.run_dir / "checkpoints").iterdir()] == ["step-000001"]
 
 
-class Lost(ScriptedBackend):
-    """Its workers are lost from the second step on, which needs them for the reference."""
+class DeadWorkers(ScriptedBackend):
+    """Backend whose workers die after the first update: they cannot save it, nor score the next batch."""
 
     def score_reference(self, batch: Batch) -> Any:
         if self.batches:
@@ -310,14 +310,14 @@ class Lost(ScriptedBackend):
 
 
 def test_failed_checkpoint_is_not_retried(run_trainer: RunTrainer) -> None:
-    run_trainer({"save_every": 1, "backend": f"{__name__}:Lost"}, raises=CheckpointError)
+    run_trainer({"save_every": 1, "backend": f"{__name__}:DeadWorkers"}, raises=CheckpointError)
     assert ScriptedBackend.latest.saved_at == [1]
 
 
 def test_original_error_is_raised_instead_of_the_failed_save(
     run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = {"save_every": 0, "backend": f"{__name__}:Lost", "algorithm": {"kl_coef": 0.1}}
+    config = {"save_every": 0, "backend": f"{__name__}:DeadWorkers", "algorithm": {"kl_coef": 0.1}}
     run = run_trainer(config, raises=WorkerError)
     assert "to score a batch with the reference" in str(run.error)
     assert "checkpoint of step 1 cannot be written" in caplog.text
@@ -639,7 +639,7 @@ def test_run_with_its_own_store_can_be_read_from_any_folder(
 
 
 class Misaligned(ScriptedBackend):
-    """Reports fewer log-probabilities than there are tokens."""
+    """Backend that reports fewer log-probabilities than there are tokens."""
 
     def step(self, role: str, part: Batch, algorithm: Any, *, scale: float) -> Any:
         result = super().step(role, part, algorithm, scale=scale)
@@ -654,7 +654,7 @@ async def test_train_may_be_called_inside_a_running_loop(run_trainer: RunTrainer
     assert asyncio.get_running_loop().is_running()
     assert run_trainer().steps == [1, 2]
     failed = run_trainer(
-        {"backend": f"{__name__}:Spoilt", "run_dir": str(tmp_path / "other"), "num_steps": 3}, raises=WeightSyncError
+        {"backend": f"{__name__}:NonFinite", "run_dir": str(tmp_path / "other"), "num_steps": 3}, raises=WeightSyncError
     )
     assert failed.result is None
 

@@ -28,7 +28,7 @@ def model(policies: Path) -> Path:
 
 
 def duel(question: str, past_policies: object, base_url: str) -> Episode:
-    """The policy and two earlier ones answer; the longest answer wins."""
+    """Let the policy and two earlier ones answer; the longest answer wins."""
     answers = {role: ask_for(base_url, question, model=role, max_tokens=8, temperature=1.0) for role in ROLES}
     longest = max(len(answer["choices"][0]["message"]["content"]) for answer in answers.values())
     won = len(answers["policy"]["choices"][0]["message"]["content"]) == longest

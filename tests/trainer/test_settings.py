@@ -31,11 +31,11 @@ from .conftest import Run, RunTrainer, ScriptedBackend, ask, merged
 
 
 class OtherBackend(ScriptedBackend):
-    """Another one."""
+    """Backend of another name."""
 
 
-class Noting(ConsoleTracker):
-    """A tracker that leaves a file."""
+class FileTracker(ConsoleTracker):
+    """Tracker that creates a file."""
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(run_dir)
@@ -124,7 +124,7 @@ COMMON: dict[str, Any] = {
     "rollout": {"num_retries": 0},
 }
 EVALUATED: dict[str, Any] = {**COMMON, "eval": {"every": 0, "temperature": 0.5}}
-"""Settings by which requests of an evaluation are recognised."""
+"""Settings with another temperature in evaluations, by which their requests are recognised."""
 
 
 def dropped(reason: str) -> Callable[[Run], float]:
@@ -155,7 +155,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     ),
     "keep_best": ("eval/reward", lambda run: run.result and run.result.best is not None, True),
     "backend": (f"{__name__}:OtherBackend", lambda run: type(run.backend).__name__, "OtherBackend"),
-    "trackers": ([f"{__name__}:Noting"], lambda run: (run.trainer.run_dir / "noted").exists(), True),
+    "trackers": ([f"{__name__}:FileTracker"], lambda run: (run.trainer.run_dir / "noted").exists(), True),
     "log_samples": (1, lambda run: settings_of(run.trainer.run_dir)["log_samples"], 1),
     "project": ("other", lambda run: settings_of(run.trainer.run_dir)["project"], "other"),
     "rollout.group_size": (2, group_size, 2),

@@ -17,7 +17,7 @@ from rllm.types import Episode, Step, Trajectory
 
 
 class Doing:
-    """Every rollout writes a line to `log`, if there is one, when it starts."""
+    """Source of rollouts, each of which writes a line to `log`, if there is one, when it starts."""
 
     def __init__(self, log: Path | None = None) -> None:
         self.log = log
@@ -61,7 +61,7 @@ class Doing:
             raise InferenceError("busy", status_code=503)
 
     def hold_a_lock(self, attempt: RolloutRequest) -> None:
-        """See `rollout`."""
+        """Do nothing: `rollout` returns a lock, which cannot be sent."""
 
 
 def opening(log: Path | None) -> Any:

@@ -36,11 +36,11 @@ def vllm_command(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def wide_policy() -> Path:
     """The policy of the alphabet, with heads of 32, the smallest for vLLM's attention on CPUs, and room for the probe."""
-    from learning.alphabet import RECIPE, STARTS_RIGHTLY, conversations
+    from learning.alphabet import RECIPE, STARTS_CORRECTLY, conversations
 
     return tiny_policy(
-        partial(conversations, starts_rightly=1.0),
-        partial(conversations, starts_rightly=STARTS_RIGHTLY),
+        partial(conversations, starts_correctly=1.0),
+        partial(conversations, starts_correctly=STARTS_CORRECTLY),
         recipe=replace(RECIPE, hidden_size=128, context_length=256),
     )
 

@@ -44,7 +44,7 @@ def outcome_of(trace: Trace, *, name: str = "agent", reward: float = 1.0, **fiel
 
 
 def write_vocabulary(folder: Path, pieces: list[str]) -> None:
-    """A tokenizer's file, as a checkpoint has it."""
+    """Write the file of a tokenizer, as in a checkpoint."""
     checkpoint = folder / "checkpoints/step-000001"
     checkpoint.mkdir(parents=True)
     vocab = {piece.replace(" ", "Ġ").replace("\n", "Ċ"): number for number, piece in enumerate(pieces)}
@@ -83,7 +83,7 @@ def large_run(folder: Path, *, num_episodes: int) -> Path:
 
 
 def long_run(folder: Path, *, num_tokens: int) -> Path:
-    """One rollout of one call with a very long answer."""
+    """Write a run of one rollout of one call, with a very long answer."""
     folder.mkdir(parents=True)
     write_metrics(folder, 1)
     write_vocabulary(folder, [*(f" word{number}" for number in range(99)), ".\n"])
@@ -135,7 +135,7 @@ def segmented_calls() -> list[Trace]:
 
 
 def segmented_run(folder: Path) -> Path:
-    """One rollout that compacts its history and delegates."""
+    """Write a run of one rollout that compacts its history and delegates."""
     folder.mkdir(parents=True)
     write_metrics(folder, 1)
     calls = segmented_calls()

@@ -110,7 +110,7 @@ class Servers:
         self.tokenizer.save_pretrained(folder / "model")
 
     def serve(self, *, lora_rank: int = 0) -> VLLM:
-        """A server of the model, with its first weights."""
+        """Start a server of the model, with its first weights."""
         if self._running is None or self._running[0] != lora_rank:
             self.close()
             options = ServeOptions(

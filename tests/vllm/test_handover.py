@@ -38,7 +38,7 @@ def changed(model: Any, *, by: float = 0.02, seed: int = 0) -> Any:
 
 
 def logprobs_of(model: Any, ids: list[int], num_sampled: int) -> Tensor:
-    """A plain forward pass."""
+    """Return the log-probabilities of a plain forward pass."""
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, -num_sampled - 1 : -1]
     return logits.log_softmax(-1).gather(1, torch.tensor(ids[-num_sampled:])[:, None])[:, 0]

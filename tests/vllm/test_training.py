@@ -44,7 +44,7 @@ class Killer:
             self.num_steps = step
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        """Keep nothing."""
+        """Ignore episodes."""
 
     def progress(self, phase: str, done: int, total: int) -> None:
         if phase == "roll out" and self.num_steps == self.in_step - 1 and done == total // 2 and not self.killed:
@@ -54,7 +54,7 @@ class Killer:
                     self.killed.append(child.pid)
 
     def close(self) -> None:
-        """Hold nothing back."""
+        """Do nothing."""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def own_environment() -> Iterator[None]:
 
 
 def trained(run_dir: Path, *settings: str, tracker: Any = None) -> tuple[AgentTrainer, TrainResult]:
-    """The demo, smaller."""
+    """Train the agent of the demo, with fewer steps."""
     config = load_config(
         [
             *(f"num_steps={NUM_STEPS}", "tasks_per_step=8", "rollout.group_size=8", "rollout.timeout_s=1800"),

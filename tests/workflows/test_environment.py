@@ -50,7 +50,7 @@ def fresh() -> None:
         event.clear()
 
 
-async def have(calls: BlockingCalls, had: asyncio.Event | None = None, kind: type[Slow] = Slow) -> None:
+async def hold_environment(calls: BlockingCalls, had: asyncio.Event | None = None, kind: type[Slow] = Slow) -> None:
     async with environment_of(kind, {"start": 1}, calls):
         if had is not None:
             had.set()
@@ -61,7 +61,7 @@ async def have(calls: BlockingCalls, had: asyncio.Event | None = None, kind: typ
 @pytest.mark.parametrize("one_thread", [False, True])
 async def test_environment_created_too_late_is_closed(one_thread: bool, kind: type[Slow]) -> None:
     calls = BlockingCalls(one_thread=one_thread)
-    having = asyncio.create_task(have(calls, kind=kind))
+    having = asyncio.create_task(hold_environment(calls, kind=kind))
     await in_thread(Slow.begun.wait, name="watcher")
     having.cancel()
     await asyncio.wait({having})
@@ -74,7 +74,7 @@ async def test_environment_created_too_late_is_closed(one_thread: bool, kind: ty
 async def test_environment_of_a_cancelled_user_is_closed_once() -> None:
     calls, had = BlockingCalls(), asyncio.Event()
     Slow.go.set()
-    having = asyncio.create_task(have(calls, had))
+    having = asyncio.create_task(hold_environment(calls, had))
     await had.wait()
     having.cancel()
     await asyncio.wait({having})
@@ -84,7 +84,7 @@ async def test_environment_of_a_cancelled_user_is_closed_once() -> None:
 
 async def test_environment_created_during_cancellation_is_closed() -> None:
     calls = BlockingCalls()
-    having = asyncio.create_task(have(calls))
+    having = asyncio.create_task(hold_environment(calls))
     await asyncio.sleep(0)
     assert Slow.begun.wait(60)
     Slow.go.set()

@@ -20,7 +20,7 @@ from ..engine.stepping import Countdown, Talker
 
 
 class Scripted(Workflow):
-    """Runs the function of the test."""
+    """Workflow that runs a function of the test."""
 
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Any:
         return task["do"](self)
@@ -193,7 +193,7 @@ async def test_trajectory_without_steps_is_left_out_with_a_warning(caplog: pytes
     assert "the trajectory 'empty' has no steps" in caplog.text
 
 
-# The ready-made ones
+# Ready-made workflows
 
 
 def last_word(task: dict[str, Any], answer: str) -> float:

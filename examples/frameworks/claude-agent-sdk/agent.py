@@ -47,7 +47,7 @@ async def price(asked):
 OPTIONS = ClaudeAgentOptions(
     model=MODEL,
     system_prompt="You sell sweets.",
-    tools=[],  # none of Claude Code's own
+    tools=[],  # without Claude Code's own
     mcp_servers={"shop": create_sdk_mcp_server("shop", tools=[price])},
     allowed_tools=["mcp__shop__price"],
     setting_sources=[],

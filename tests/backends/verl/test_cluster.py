@@ -53,7 +53,7 @@ def test_joining_a_cluster_keeps_the_sigterm_handler() -> None:
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
         with ray_cluster.sigterm_kept():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray does, which has its own
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray does to install its own
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)

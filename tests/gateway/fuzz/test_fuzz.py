@@ -1,7 +1,7 @@
-"""Anything may be sent, by clients and by upstreams: each is answered, each 5xx has its cause, and nothing leaks.
+"""Arbitrary requests of clients and answers of upstreams: each is answered, each 5xx has its cause, and nothing leaks.
 
-A few examples of most by default; `RLLM_FUZZ_EXAMPLES=1000` runs more, cuts streams at every byte, and tries all routes as
-they are described.
+By default few examples are tried; `RLLM_FUZZ_EXAMPLES=1000` tries more, cuts streams at every byte, and tests all
+routes against their description.
 """
 
 import asyncio

@@ -60,7 +60,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def starts(folder: Path) -> list[int]:
-    """The process ids of the starts."""
+    """Return the process ids of all starts."""
     return [int(line.split()[0]) for line in (folder / "starts").read_text().splitlines()]
 
 
