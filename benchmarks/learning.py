@@ -4,7 +4,7 @@
     python benchmarks/learning.py runs/learning    # gathers them, and draws
     python benchmarks/learning.py                  # draws what was gathered before
 
-A curve is the mean reward on held-out tasks after so many training steps. `tests/learning` defines the tasks and
+A curve is the mean reward on held-out tasks by number of training steps. `tests/learning` defines the tasks and
 settings. `docs/shell_tasks.svg` is drawn too, from the table in the README of `examples/shell_tasks`.
 """
 

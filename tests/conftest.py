@@ -70,7 +70,7 @@ def no_collection() -> Generator[None, None, None]:
 
 @pytest.fixture
 async def pass_time() -> AsyncIterator[Callable[[float], None]]:
-    """Advance the event loop's clock by so many seconds: expired deadlines take effect at once.
+    """Advance the event loop's clock by a number of seconds: expired deadlines take effect at once.
 
     So deadlines can be long enough for the slowest machine.
     """

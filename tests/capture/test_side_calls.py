@@ -223,7 +223,7 @@ def test_message_of_an_earlier_call_is_not_a_quotation():
     assert set(side_calls(traces)) == {"beside"}
 
 
-def test_answers_of_the_model_quote_nothing():
+def test_answers_of_the_model_are_not_quotations():
     on = [*ASKED, {"role": "assistant", "content": f"I will. {PLAN}"}, user("go")]
     traces = [
         trace("guess of what is next", ASKED, PLAN),

@@ -33,7 +33,7 @@ async def test_exception_of_the_work_is_raised() -> None:
         run_anywhere(stop)
 
 
-def test_work_that_exits_is_ended() -> None:
+def test_exit_of_the_work_is_raised() -> None:
     async def leave() -> None:
         sys.exit(3)
 

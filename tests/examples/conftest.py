@@ -50,7 +50,7 @@ def train(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="session")
-def nonsense(policies: Path) -> Path:
+def small_model(policies: Path) -> Path:
     """Real model that generates arbitrary text; it is built in a second."""
     recipe = TinyPolicyRecipe(
         hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=1, habit_steps=1, batch_size=2
@@ -63,7 +63,7 @@ def _talk(seed: int) -> Iterator[list[dict[str, str]]]:
 
 
 @pytest.fixture
-def one_step(example: Example, nonsense: Path, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+def one_step(example: Example, small_model: Path, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     """`one_step("grid_world")` runs the example's train.py on that model, and returns the metrics of its only step."""
 
     def run(name: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def one_step(example: Example, nonsense: Path, tmp_path: Path) -> Callable[[str]
             "eval.at_start=false",
         ]
         example(name, "offline").NUM_HELD_OUT = 4
-        example(name, "train").main([f"model.path={nonsense}", f"run_dir={tmp_path / 'run'}", *small])
+        example(name, "train").main([f"model.path={small_model}", f"run_dir={tmp_path / 'run'}", *small])
         lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
         return next(line for line in lines if "timing/step_s" in line)
 

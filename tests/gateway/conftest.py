@@ -21,7 +21,7 @@ from rllm.testing.scripted_server import ScriptedServer
 
 @dataclass
 class Served:
-    """A running gateway over a scripted engine, in process or behind HTTP."""
+    """A running gateway over a scripted engine, in process or over HTTP."""
 
     server: GatewayServer
     engine: ScriptedEngine

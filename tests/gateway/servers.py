@@ -36,7 +36,7 @@ CUT = GOOD[:-10]
 
 
 def event_stream(*events, end=True):
-    """Return server-sent events in HTTP chunks, without their end if the connection is to break off there."""
+    """Return server-sent events in HTTP chunks, without their end if the connection is to close there."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     chunks = [b"data: %s\n\n" % json.dumps(event).encode() for event in events]
     if end:

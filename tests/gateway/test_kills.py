@@ -69,7 +69,7 @@ class Agents(Process):
 
 
 def wait_for_calls(agents, num_calls):
-    """Wait until so many more calls are answered."""
+    """Wait until this number of further calls are answered."""
     wanted, deadline = len(agents.lines) + num_calls, time.monotonic() + TIMEOUT_S
     while len(agents.lines) < wanted:
         assert time.monotonic() < deadline, f"calls are no longer answered: {len(agents.lines)} of {wanted}"

@@ -137,7 +137,7 @@ def test_later_turn_continues_the_exact_tokens(server: ScriptedServer, tokens: T
         engine.continued_prompt(known, [*messages, {"role": "assistant", "content": 5}], 2)
 
 
-def test_gateway_in_front_asks_the_server_itself(server: ScriptedServer, tokens: TokenPrompts) -> None:
+def test_gateway_in_front_calls_the_server_directly(server: ScriptedServer, tokens: TokenPrompts) -> None:
     assert isinstance(upstream_of(engine_on(server, tokens), "policy"), UpstreamPool)
     assert isinstance(upstream_of(ScriptedEngine(["x"]), "policy"), EngineUpstream)
 

@@ -106,7 +106,7 @@ async def test_rejected_call_is_sent_to_another_replica(status, stream):
     assert [(retry["fault"], retry["status"]) for retry in route.retries] == [("refused", status)]
 
 
-async def test_only_replica_is_retried_after_its_stated_delay():
+async def test_single_replica_is_retried_after_its_stated_delay():
     server = RawServer(refusal(429, "retry-after: 1"), GOOD)
     async with pool_of(server) as pool:
         route = await ask(pool)

@@ -266,7 +266,7 @@ async def test_request_line_with_an_address_goes_to_the_upstream(serve):
 
 
 def test_keys_are_compared_in_constant_time():
-    """No `==`, `!=` or `in` compares a key, a code or a credential."""
+    """Keys, codes and credentials are not compared by `==`, `!=` or `in`."""
     suspects = re.compile(r"\b(api_key|_key|mac|presented|authorization|secret|token)\b")
     for path in Path(rllm.gateway.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -119,7 +119,7 @@ def test_reopening_a_session_deleted_elsewhere_keeps_nothing(serve, open_shared)
     assert (trace.parent_id, trace.sampling["temperature"]) == (None, 1.0)
 
 
-def test_undetected_deletion_is_rejected_once(serve, open_shared):
+def test_first_call_after_an_undetected_deletion_is_rejected(serve, open_shared):
     one, other = serve(store=open_shared()), serve(store=open_shared())
     first = other.post()
     delete_through_another(one)

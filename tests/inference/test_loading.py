@@ -94,7 +94,7 @@ SIZES = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "initializ
         ),
         BloomConfig(**SIZES, n_head=2),
     ],
-    ids=["attention that is bounded", "attention to a few", "attention of its own"],
+    ids=["capped scores", "sparse attention", "position bias"],
 )
 def test_model_computes_all_of_its_attention(tmp_path: Path, tokenizer: Any, config: Any) -> None:
     torch.manual_seed(0)

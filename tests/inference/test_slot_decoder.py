@@ -20,7 +20,7 @@ def model(new_model: Any) -> Any:
 
 
 def decoder_of(model: Any, *, num_tokens: int) -> SlotDecoder:
-    """Return a decoder with memory for the keys and values of so many tokens."""
+    """Return a decoder with memory for the keys and values of `num_tokens` tokens."""
     shape = _cache_shape(model)
     return SlotDecoder(
         model,

@@ -67,5 +67,5 @@ def _all_tasks() -> list[Task]:
 
 
 def _letters(count: int, *, stop: int) -> str:
-    """Return so many letters before this place in the alphabet."""
+    """Return the last `count` letters before this position in the alphabet."""
     return " ".join(LETTERS[stop - count : stop])

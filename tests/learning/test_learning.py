@@ -19,7 +19,7 @@ from .runs import NAMES, NUM_JUDGED, NUM_STEPS, SEEDS, curve_of, keep, train
 
 MARGIN = 4 * math.sqrt(2 * 0.25 / NUM_JUDGED)
 """Four standard errors of the difference of two evaluations, 0.26. A reward is 0 or 1, so its variance is at most a quarter;
-chance exceeds this once in thirty thousand times."""
+chance exceeds this once in thirty thousand tests."""
 
 
 @pytest.mark.learning

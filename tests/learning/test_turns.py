@@ -26,7 +26,7 @@ GOAL = 3
 
 
 class Corridor(BaseEnv):
-    """Places 0 to 3, and a reward of 1 for arriving at 3 in time: `1` goes right, and any other answer left."""
+    """Environment of the places 0 to 3: `1` goes right, any other answer left; arriving at 3 in time earns 1."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self.start, self.max_moves = int(task["start"]), int(task["max_moves"])
@@ -66,7 +66,7 @@ CODES = dict(zip("abcdefgh", "31415926", strict=True))
 
 
 class Quiz(BaseEnv):
-    """A letter, whose code is shown after the answer, and once more. Only `is_scored` tasks reward the first answer."""
+    """Environment that asks for a letter's code, shows it, and asks again; `is_scored` rewards the first answer."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self.letter, self.is_scored = str(task["letter"]), bool(task["is_scored"])

@@ -97,8 +97,8 @@ DIFFERENT = {
         '{"a": 2, "b": 2}\n```',
         "It is 4.",
     ],
-    # The token with which Gemma 4 hands over to a tool is sampled. After a result this template asks for nothing, and prints
-    # a header before the answer, which is then trained: an engine's prompt does not have it.
+    # The token with which Gemma 4 hands over to a tool is sampled. After a result this template opens no answer; the
+    # header that it prints before one is then trained, since an engine's prompt does not have it.
     ("diffusion_gemma", "tool"): [
         "<|tool_call>call:add{a:2,b:2}<tool_call|>",
         "<|turn>model\nIt is 4.",

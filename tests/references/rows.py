@@ -82,6 +82,6 @@ class Rows:
         return batch
 
     def moved(self, batch: Batch, by: float = 0.6) -> Tensor:
-        """Return [N] log-probabilities after an update that changed them by up to so much, for gradients."""
+        """Return [N] log-probabilities after an update that changed each by at most `by`, for gradients."""
         assert batch.old_logprobs is not None
         return (batch.old_logprobs + self.random("moved", -by, by)).requires_grad_()

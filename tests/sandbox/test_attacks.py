@@ -87,7 +87,7 @@ async def test_memory_bomb_is_killed(sandbox):
     assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
 
-async def test_one_file_cannot_fill_the_disk(sandbox):
+async def test_single_file_cannot_fill_the_disk(sandbox):
     await sandbox.exec("head -c 300000000 /dev/zero > /tmp/large")
     assert int((await sandbox.exec("stat -c %s /tmp/large")).stdout or 0) <= SMALL.disk_mb << 20
 

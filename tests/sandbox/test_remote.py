@@ -1,4 +1,4 @@
-"""The services E2B and Daytona as a server that runs all commands on this machine, and Modal as such a module."""
+"""The services E2B and Daytona as a server that runs commands on this machine, and Modal as a module that does so."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def at_most(megabytes: int) -> Iterator[None]:
 
 
 def zstd_bomb(megabytes: int, *, claimed: int | None = -1) -> bytes:
-    """Return a frame of so many megabytes of zeros, which claims to hold `claimed` bytes: the truth by default, or 0."""
+    """Return compressed zeros that claim to hold `claimed` bytes: by default the true number, with `None` unknown."""
     size = megabytes * MEGABYTE
     frame = zstandard.ZstdCompressor(level=1, write_content_size=claimed is not None).compress(bytes(size))
     assert frame.count(size.to_bytes(4, "little")) == (claimed is not None)
@@ -47,7 +47,7 @@ def zstd_bomb(megabytes: int, *, claimed: int | None = -1) -> bytes:
 
 
 def bomb(megabytes: int) -> bytes:
-    """Return a megabyte of zeros for each kilobyte."""
+    """Return compressed zeros: about a kilobyte for each megabyte."""
     compressor = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY)
     return b"".join(compressor.compress(bytes(MEGABYTE)) for _ in range(megabytes)) + compressor.flush()
 

@@ -18,7 +18,7 @@ DOCS = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
 
 
 @pytest.mark.slow
-def test_programs_of_its_page_run(tmp_path: Path) -> None:
+def test_programs_of_the_testing_page_run(tmp_path: Path) -> None:
     programs = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
     for number, program in enumerate(programs):
         (tmp_path / f"test_{number}.py").write_text(program)

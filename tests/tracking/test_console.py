@@ -41,7 +41,7 @@ class Log:
         return lines
 
     def after(self, seconds: float) -> list[str]:
-        """Return the lines logged so much later."""
+        """Return the lines logged this many seconds later."""
         self.clock.now += seconds
         self.tracker.beat()
         return self.take()

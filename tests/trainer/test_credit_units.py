@@ -57,15 +57,15 @@ def test_return_is_the_reward_plus_discounted_later_rewards() -> None:
         (path(step(0.0), reward=2.0), [0.0]),
     ],
     ids=[
-        "the trajectory's goes to the last step",
-        "each its own",
+        "the trajectory's reward goes to the last step",
+        "each step has its own reward",
         "unscored steps earn nothing",
-        "the steps' own go before the trajectory's",
-        "silent steps pass theirs back",
-        "or on, if none came before",
-        "the last that spoke has the trajectory's",
-        "nobody spoke",
-        "a reward of zero is one",
+        "rewards of steps replace the trajectory's",
+        "rewards of steps without tokens go to the previous step",
+        "or to the next step, if there is no previous one",
+        "the last step with tokens gets the trajectory's reward",
+        "no step has tokens",
+        "a reward of zero is a reward",
     ],
 )
 def test_each_step_gets_its_reward(trajectory: Trajectory, earned: list[float]) -> None:

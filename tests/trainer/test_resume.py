@@ -375,7 +375,7 @@ def test_changed_base_weights_are_rejected(tmp_path: Path, settings: list[str], 
     check_identity(plain, identity(), tmp_path)  # which resumes from its checkpoint alone
 
 
-def test_schedule_that_depends_on_the_number_of_steps_fixes_it(run_trainer: RunTrainer) -> None:
+def test_number_of_steps_cannot_change_with_a_decaying_schedule(run_trainer: RunTrainer) -> None:
     config = {"num_steps": 2, "optim": {"schedule": "linear"}}
     run_trainer(config)
     with pytest.raises(ConfigError, match="num_steps was 2 and is 4"):
@@ -415,7 +415,7 @@ def test_best_checkpoint_outlives_newer_ones(run_trainer: RunTrainer) -> None:
 BEST = {"num_steps": 4, "tasks_per_step": 4, "save_every": 1, "keep_checkpoints": 1, "eval": {"every": 1}}
 
 
-@pytest.mark.parametrize("stops_at", ["plum", "fig"], ids=["its evaluation", "the rollouts behind it"])
+@pytest.mark.parametrize("stops_at", ["plum", "fig"], ids=["its evaluation", "the rollouts after it"])
 def test_best_checkpoint_survives_two_stops(run_trainer: RunTrainer, stops_at: str) -> None:
     def peaking(word: str, base_url: str) -> float:
         is_best = ScriptedBackend.latest.weight_version == 2

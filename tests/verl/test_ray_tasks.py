@@ -62,7 +62,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @dataclass(kw_only=True)
 class Node:
-    """A node of the cluster with a view of its own of this machine."""
+    """A node of the cluster with its own view of this machine."""
 
     name: str
     home: Path
@@ -147,7 +147,7 @@ def read_lines(file: Path) -> list[str]:
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The driver's folder: its cache, its tasks and the project with the agent."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("only root can give nodes a view of their own")
+        pytest.skip("only root can give nodes their own view of the machine")
     try:
         open_backend("local")
     except ConfigError as error:

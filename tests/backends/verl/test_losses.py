@@ -35,7 +35,7 @@ def batch() -> Batch:
 
 
 def micro_batches(rows: Rows, outputs: dict[str, torch.Tensor], size: int, dp_size: int) -> list[tuple[Any, Any]]:
-    """Yield (model outputs, data) of so many rows at a time, as verl's engines pass them to a loss."""
+    """Yield (model outputs, data) of `size` rows at a time, as verl's engines pass them to a loss."""
     columns = {name: column.unbind() for name, column in rows.columns().items()}
     pieces = []
     for start in range(0, len(rows.order), size):

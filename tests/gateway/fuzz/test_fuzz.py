@@ -340,7 +340,7 @@ def test_arbitrary_identities_are_accepted_or_rejected(gateway):
     check()
 
 
-# The upstream breaks off.
+# The upstream disconnects.
 
 EVENTS = (
     {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2]},
@@ -413,7 +413,7 @@ PLAIN = {
 
 
 class Cutting:
-    """Upstream that sends so many bytes of an answer and breaks off."""
+    """Upstream that sends `num_bytes` bytes of an answer and disconnects."""
 
     answer = STREAM
     num_bytes = 0
@@ -452,7 +452,7 @@ def cutting(no_leaks):
 
 
 def cuts(answer):
-    """Return the numbers of bytes after which an answer breaks off."""
+    """Return the numbers of bytes after which an answer is cut off."""
     step = 1 if THOROUGH else max(1, len(answer) // 15)
     return [*range(0, len(answer), step), len(answer) - 1, len(answer)]
 
