@@ -122,10 +122,10 @@ def test_side_call_has_its_reason() -> None:
     outcome = {"trajectories": [{"name": "agent", "reward": 1.0, "steps": [{"id": FIRST.id}]}]}
     rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=2, metadata={OUTCOME_KEY: outcome}))
     title = replace(ASIDE, response={"content": "A title"}, metadata={SIDE_CALL_KEY: "title"})
-    first, beside = graph_of(rollout, [FIRST, title], [credit_of(FIRST)]).calls
-    assert (first.dropped, beside.role) == (None, "beside the task")
-    assert beside.dropped is not None
-    assert beside.dropped.startswith("side call (title)")
+    first, aside = graph_of(rollout, [FIRST, title], [credit_of(FIRST)]).calls
+    assert (first.dropped, aside.role) == (None, "no trajectory")
+    assert aside.dropped is not None
+    assert aside.dropped.startswith("side call (title)")
 
 
 def test_clipped_tokens_are_those_outside_of_the_range_of_their_advantage() -> None:

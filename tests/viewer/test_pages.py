@@ -147,7 +147,7 @@ def test_batch_agrees_with_the_samples(client: TestClient) -> None:
     html = page(client, "/run/real/batch/1")
     assert "✕" not in html
     assert html.count("✓") > 10
-    assert "Sampled, but not fed" in html
+    assert "Sampled, but not in the batch" in html
 
 
 def test_timeline_has_a_lane_for_each_rollout(client: TestClient) -> None:
@@ -226,7 +226,7 @@ def test_evaluation_shows_rewards_instead_of_advantages(client: TestClient) -> N
 def test_empty_answer_is_shown_as_nothing(look: Client, tmp_path: Path) -> None:
     with open_store(str(tmp_path / "traces.db")) as store:
         store.add([trace_of("mute", response={"role": "assistant", "content": ""})]).result(60)
-    assert "assistant (nothing)" in words(page(look(tmp_path / "traces.db"), "/run/traces/episode/mute"))
+    assert "assistant (empty)" in words(page(look(tmp_path / "traces.db"), "/run/traces/episode/mute"))
 
 
 def test_path_of_a_model_keeps_its_leading_slash(client: TestClient) -> None:

@@ -1,4 +1,4 @@
-"""The viewer's pages over HTTP, and who may read them.
+"""The viewer's pages over HTTP, and access to them.
 
 Blocking reads run in threads, so that a slow store delays only its own pages. Programs on this machine connect by its
 loopback names, others with the token. Pages show text of models, which may attack its reader: Jinja escapes it, and if

@@ -279,12 +279,12 @@ def sync_status(rows: Sequence[Row], *, max_staleness: int, max_gap: float = 0.0
         if before is not None and version != before + 1:
             wrong.append(f"version {version:g} follows {before:g}")
         if stale is not None and stale > max_staleness:
-            wrong.append(f"tokens were {stale:g} versions old, and {max_staleness} is the limit")
+            wrong.append(f"tokens were {stale:g} versions old, and the limit is {max_staleness}")
         is_bad = bool(wrong)
         if gap is not None and gap > max_gap:
-            wrong.append(f"sampler and trainer differ by {number(gap)} nats a token")
+            wrong.append(f"sampler and trainer differ by {number(gap)} nats per token")
         state = "bad" if is_bad else "warn" if wrong else "ok"
-        text = "; ".join(wrong) or f"in sync{'' if gap is None else f', {number(gap)} nats a token apart'}"
+        text = "; ".join(wrong) or f"in sync{'' if gap is None else f', {number(gap)} nats per token apart'}"
         statuses.append(
             SyncStatus(
                 step=int(row["step"]),

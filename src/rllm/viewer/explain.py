@@ -36,7 +36,7 @@ class ExplainedToken:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedStep:
-    """One model call, and what the trainer made of it in one of the trajectories that it is a step of."""
+    """One model call as a step of one trajectory, with its credit."""
 
     trace_id: str
     role: str
@@ -48,7 +48,7 @@ class ExplainedStep:
     advantage: float | None
     dropped: str | None
     side_call: str | None
-    """Reason why it is in no trajectory, if it is a side call; see `rllm.capture.side_calls`."""
+    """Reason that it is in no trajectory, if it is a side call; see `rllm.capture.side_calls`."""
     weight_version: int | None
     num_prompt_tokens: int
     tokens: list[ExplainedToken] = field(default_factory=list)
@@ -95,7 +95,7 @@ class ExplainedEpisode(ListedEpisode):
 
     @property
     def is_of_training(self) -> bool:
-        """True unless it is of an evaluation, or of another program."""
+        """True unless it belongs to an evaluation or to another program."""
         return self.split == "train" or any(step.training_step is not None for step in self.steps)
 
 
@@ -181,7 +181,7 @@ def _steps(
     for credit in credits_:
         siblings = [item for item in trained if item.training_step == credit.training_step]
         found = fed(credit.training_step, trace.id) if fed is not None and credit in siblings else []
-        # Ids are unique within a session only: what does not line up is of another call.
+        # Ids are unique only within a session: if the lengths differ, the tokens are those of another call.
         if len(found) == len(siblings) and {*map(len, found)} == {len(trace.response_ids)}:
             yield _step(trace, credit, found[siblings.index(credit)])
         else:

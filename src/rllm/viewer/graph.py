@@ -19,7 +19,8 @@ from rllm.viewer.tokens import credit_of_calls
 
 COLUMN, ROW, LABEL, MARGIN = 96, 58, 120, 34
 """Distances in units of the picture."""
-BESIDE = "beside the task"
+NO_TRAJECTORY = "no trajectory"
+"""Role of calls that belong to no trajectory, such as side calls."""
 _MAX_ORIGINS = 100
 """Earlier calls that are searched for what a new conversation quotes."""
 
@@ -133,7 +134,7 @@ def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepC
     """Lay out an episode in call order from left to right."""
     calls = _calls(rollout, traces, credits_)
     _link(calls)
-    segments = _segments([call for call in calls if call.role != BESIDE])
+    segments = _segments([call for call in calls if call.role != NO_TRAJECTORY])
     roles = list(dict.fromkeys([path.name for path in rollout.paths] + [call.role for call in calls]))
     lanes: list[tuple[str, float, float]] = []
     top = 0.0
@@ -164,8 +165,8 @@ def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCre
     for number, trace in enumerate(traces, start=1):
         credit = credit_of.get(trace.id)
         role, reward = own.get(trace.id, ("", None))
-        role = role or (credit.trajectory_name if credit else "") or (BESIDE if rollout.paths else "agent")
-        side_call = aside.get(trace.id) if role == BESIDE else None
+        role = role or (credit.trajectory_name if credit else "") or (NO_TRAJECTORY if rollout.paths else "agent")
+        side_call = aside.get(trace.id) if role == NO_TRAJECTORY else None
         calls.append(Call(number=number, trace=trace, role=role, credit=credit, reward=reward, side_call=side_call))
     return calls
 
@@ -203,7 +204,7 @@ def _link(calls: Sequence[Call]) -> None:
 def _origin(place: int, calls: Sequence[Call], messages: LaterMessages) -> tuple[Call | None, str]:
     """Return the latest earlier call whose answer or tool call a call's messages quote, and which of the two."""
     for number in reversed(range(max(place - _MAX_ORIGINS, 0), place)):
-        if calls[number].role != BESIDE:
+        if calls[number].role != NO_TRAJECTORY:
             if messages.quote_answer_of(number):
                 return calls[number], "quotes the answer of"
             if messages.quote_tool_call_of(number):
@@ -263,9 +264,9 @@ def _rewards(
 Kind: TypeAlias = Literal["wait", "queue", "model", "tool", "reward"]
 
 KINDS: dict[Kind, str] = {
-    "wait": "waiting for its turn, as the maximum number of rollouts is running",
+    "wait": "waiting for a slot, as the maximum number of rollouts is running",
     "queue": "in the queue of the inference server",
-    "model": "the model answers",
+    "model": "the model generates the answer",
     "tool": "between calls: tools, environment, the agent's own code",
     "reward": "after the last call: the reward, and the agent's own code",
 }
@@ -300,7 +301,7 @@ class Lane:
 
     @property
     def seconds(self) -> float:
-        """Duration without the wait for its turn."""
+        """Duration without the wait for a slot."""
         return self.stop - min((item.start for item in self.periods if item.kind != "wait"), default=self.stop)
 
     def total(self, kind: Kind) -> float:

@@ -73,13 +73,13 @@ T = TypeVar("T")
 
 
 def _paged(items: Sequence[T], given: QueryArgs, size: int = ROWS_PER_PAGE) -> tuple[Sequence[T], JSONObject]:
-    """Return the items of the page in the query, and the values by which a template draws links to others."""
+    """Return the items of the page in the query, and the values from which a template draws links to others."""
     page = whole(given, "page") or 0
     return items[page * size : (page + 1) * size], {"page": page, "num_pages": -(-len(items) // size)}
 
 
 def _of_step(run: Run, step: int, *, evaluations: bool = False) -> JSONObject:
-    """Return what all pages of a step show: its metrics, and the steps before and after it."""
+    """Return the values that all pages of a step show: its metrics, and the steps before and after it."""
     rows = run.rows()
     steps = [int(item["step"]) for item in rows if evaluations or is_trained(item)]
     row = next((item for item in rows if item["step"] == step), {})
@@ -286,7 +286,7 @@ def group_page(run: Run, task_id: str, given: QueryArgs) -> Page:
 
 
 def tokens_page(run: Run, session_id: str, given: QueryArgs) -> Page:
-    """Show a sequence with all that is known of each token; it ends with the call of the query, or is the first."""
+    """Show all known values of each token of a sequence: the one that ends with the query's call, or the first."""
     rollout, trace = rollout_named(run, session_id), trace_named(run, session_id, given.get("call", ""))
     traces, _ = run.calls(session_id)
     overlay = given.get("overlay") or "mask"

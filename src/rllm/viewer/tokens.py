@@ -1,4 +1,4 @@
-"""Tokens of a call and of all calls before it, with all that is known of each; and prompts that differ from them."""
+"""Tokens of a call and of all calls before it, with all known values of each; and prompts that differ from them."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ OVERLAYS = {
     "mask": "which tokens the policy sampled, and which of them were trained on",
     "sampler": "log-probability under the sampler, in nats",
     "trainer": "log-probability under the trainer before the update, in nats",
-    "gap": "trainer less sampler, in nats: 0 where they agree",
-    "ratio": "probability after the updates on this batch over that before; clipped tokens are outlined",
+    "gap": "trainer minus sampler, in nats: 0 where they agree",
+    "ratio": "probability after the updates on this batch, divided by that before; clipped tokens are outlined",
     "entropy": "entropy of the distribution that the token was sampled from, in nats",
     "advantage": "advantage of the token",
     "version": "which weights sampled the token",

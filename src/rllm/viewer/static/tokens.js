@@ -1,4 +1,4 @@
-// Values of the token under the pointer or the cursor, and other overlays without loading the page again.
+// Values of the token under the pointer or the cursor, and a change of the overlay without loading the page again.
 const NAMES = ["mask", "version", "sampler", "trainer", "gap", "ratio", "entropy", "advantage", "weight"];
 const MASKS = ["prompt or inserted", "sampled, not trained on", "sampled and trained on"];
 
