@@ -13,7 +13,7 @@ def boxed(task, action):
 TASK = {"question": "What is 2 + 2?", "ground_truth": "4"}
 
 
-async def test_a_question_is_answered_and_scored(play):
+async def test_question_is_answered_and_scored(play):
     env = SingleTurnEnvironment.from_dict({**TASK, "reward_fn": boxed})
     trajectory = await play(MathAgent(), env, ["<think>2 + 2 is 4</think>It is \\boxed{4}."])
 
@@ -23,7 +23,7 @@ async def test_a_question_is_answered_and_scored(play):
     assert (step.reward, step.done) == (1.0, True)
 
 
-async def test_a_reward_of_none_stays_unscored(play):
+async def test_reward_of_none_stays_unscored(play):
     trajectory = await play(MathAgent(), SingleTurnEnvironment(TASK, lambda task, action: None), ["5"])
     assert trajectory.steps[0].reward is None
     assert trajectory.final_reward() is None
@@ -38,7 +38,7 @@ async def test_error_in_reward_function_is_named(play):
         await play(MathAgent(), SingleTurnEnvironment(TASK, broken_reward), ["5"])
 
 
-def test_the_instruction_is_given_once():
+def test_instruction_is_given_once():
     agent = MathAgent(accumulate_thinking=True)
     agent.update_from_env(TASK, 0.0, False, {})
     agent.update_from_model("5")

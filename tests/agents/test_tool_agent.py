@@ -50,7 +50,7 @@ async def test_failed_tool_call_is_reported_to_the_model(play):
     assert trajectory.final_reward() == 1.0
 
 
-def test_the_tools_are_described_in_the_prompt():
+def test_tools_are_described_in_the_prompt():
     (message,) = ToolAgent("Use tools.", tools=[add]).chat_completions
     assert message["content"].startswith("Use tools.\n\n")
     assert "Add two numbers." in message["content"]

@@ -89,7 +89,7 @@ def test_algorithm_states_its_requirements(
 
 
 @pytest.mark.parametrize("method", ["credit", "token_advantages", "value_loss"])
-def test_an_incomplete_algorithm_names_the_missing_method(method: str) -> None:
+def test_incomplete_algorithm_names_the_missing_method(method: str) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
         "credit": (group_of(1.0),),
         "token_advantages": (batch_of([1.0]),),
@@ -103,7 +103,7 @@ POLICY_GRADIENT = [name for name in ALGORITHMS if name != "dr_grpo"]
 
 
 @pytest.mark.parametrize("name", POLICY_GRADIENT)
-def test_the_first_update_is_the_policy_gradient(name: str) -> None:
+def test_gradient_of_the_first_update_is_the_policy_gradient(name: str) -> None:
     """At ratio 1 the gradient of the loss by a token's log-probability is minus its weight times its advantage."""
     algorithm = resolve(name, ALGORITHMS)()
     batch = batch_of([2.0, -1.0], [0.5], sampler_logprobs=[-0.3, -4.0, -1.0]).with_weights(algorithm.aggregation)
@@ -130,7 +130,7 @@ def test_divergence_in_the_reward_is_not_subtracted_twice() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "in_loss"), [(Reinforce, "k3"), (ReinforcePlusPlus, "k1"), (ReinforcePlusPlusBaseline, "k2")]
 )
-def test_the_default_estimator_has_the_right_gradient(algorithm: type[Algorithm], in_loss: str) -> None:
+def test_default_estimator_has_the_right_gradient(algorithm: type[Algorithm], in_loss: str) -> None:
     assert algorithm(kl_coef=0.1).settings()["kl_estimator"] == in_loss
     assert algorithm(kl_coef=0.1, kl_in="reward").settings()["kl_estimator"] == "k1"
     assert algorithm(kl_coef=0.1, kl_in="reward", kl_estimator="k3").settings()["kl_estimator"] == "k3"
@@ -180,7 +180,7 @@ def test_mismatch_of_sampler_and_trainer_is_corrected() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in POLICY_GRADIENT if name != "sft"])
-def test_the_loss_of_a_batch_is_the_sum_over_its_parts(name: str) -> None:
+def test_loss_of_a_batch_is_the_sum_over_its_parts(name: str) -> None:
     kind = resolve(name, ALGORITHMS)
     corrected = {} if kind.of_sampler else {"correction": "truncate", "correction_level": "sequence"}
     algorithm = kind(kl_coef=0.1, **corrected)

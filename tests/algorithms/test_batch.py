@@ -63,11 +63,11 @@ def test_trajectories_weigh_the_same_for_any_number_of_sequences() -> None:
     assert weights.tolist() == pytest.approx([1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 2])
 
 
-def test_the_default_is_the_mean_over_tokens() -> None:
+def test_default_is_the_mean_over_tokens() -> None:
     assert Batch.of([TWO_TURNS, ONE_TURN]).weights.tolist() == [0.25] * 4
 
 
-def test_no_tokens_have_no_weights() -> None:
+def test_weights_of_an_empty_batch_are_empty() -> None:
     aggregations: list[Aggregation] = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
     for aggregation in aggregations:
         assert token_weights(torch.tensor([], dtype=torch.long), 0, aggregation).tolist() == []

@@ -27,7 +27,7 @@ def test_weights_are_bounded_and_gradients_are_kept() -> None:
     assert got == pytest.approx([-2.0, -5.0, 5.0])
 
 
-def test_a_lower_bound_can_be_set() -> None:
+def test_lower_bound_can_be_set() -> None:
     batch = batch_of([1.0], old_logprobs=[0.0])
     assert gradient(lambda logprobs: CISPO(clip_low=0.2).loss(logprobs, batch)[0], [-3.0]) == pytest.approx([-0.8])
 

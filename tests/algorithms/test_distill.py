@@ -35,7 +35,7 @@ def test_gradient_step_lowers_the_reverse_divergence() -> None:
     torch.testing.assert_close(got, wanted)
 
 
-def test_the_divergence_is_reported() -> None:
+def test_divergence_is_reported() -> None:
     batch = batch_of([0.0, 0.0], teacher_logprobs=[-0.5, -4.0], old_logprobs=[-1.0, -2.0])
     _, sums = Distill().loss(torch.tensor([-1.5, -1.5]), batch)
     assert sums["policy/teacher_kl"].item() == pytest.approx(-0.5 + 2.0)

@@ -26,7 +26,7 @@ def test_normalised_credit_uses_the_population_standard_deviation() -> None:
     assert GRPO().credit(group_of(3.0, 1.0)) == [1 / (1 + EPSILON), -1 / (1 + EPSILON)]
 
 
-def test_the_baseline_is_the_mean() -> None:
+def test_baseline_is_the_mean() -> None:
     assert GRPO().baseline(group_of(1.0, 0.0, 0.5)) == 0.5
 
 
@@ -43,7 +43,7 @@ def test_credits_of_a_group_sum_to_zero_in_the_order_of_rewards(rewards: list[fl
     assert ranked == sorted(advantages)
 
 
-def test_on_the_first_update_the_gradient_is_the_policy_gradient() -> None:
+def test_gradient_of_the_first_update_is_the_policy_gradient() -> None:
     batch = batch_of([2.0, -1.0])
     logprobs = torch.tensor([-0.3, -4.0], requires_grad=True)
     loss, sums = GRPO().loss(logprobs, batch)

@@ -46,7 +46,7 @@ def test_second_moment_is_bounded_with_the_fewest_masked_tokens(
 
 
 @given(TOKENS)
-def test_the_loss_is_the_plain_ratio_to_the_sampler(tokens: list[tuple[float, float]]) -> None:
+def test_loss_is_the_plain_ratio_to_the_sampler(tokens: list[tuple[float, float]]) -> None:
     batch = batch_of([advantage for advantage, _ in tokens], sampler_logprobs=[0.0] * len(tokens))
     expected = [-advantage * math.exp(move / 16) / len(tokens) for advantage, move in tokens]
     got = gradient(lambda logprobs: M2PO().loss(logprobs, batch)[0], [move / 16 for _, move in tokens])

@@ -5,7 +5,7 @@ from rllm.algorithms.reinforce import Reinforce
 from .values import group_of
 
 
-def test_the_reward_is_the_advantage() -> None:
+def test_reward_is_the_advantage() -> None:
     assert Reinforce().credit(group_of(1.0, 0.0, -2.0)) == [1.0, 0.0, -2.0]
     assert Reinforce().baseline(group_of(1.0)) is None
 

@@ -16,7 +16,7 @@ from rllm.types import Trajectory, TrajectoryGroup
 from .values import batch_of, gradient
 
 
-def test_the_loss_is_the_mean_negative_log_likelihood() -> None:
+def test_loss_is_the_mean_negative_log_likelihood() -> None:
     batch = batch_of([1.0, 1.0], [1.0])
     loss, sums = SFT().loss(torch.tensor([math.log(0.5), math.log(0.25), math.log(0.125)]), batch)
     assert loss.item() == pytest.approx((1 + 2 + 3) / 3 * math.log(2))

@@ -91,7 +91,7 @@ def test_weight_of_a_rollout_does_not_depend_on_its_segments(
     assert is_equal == (aggregation != "seq-mean-token-mean")
 
 
-def test_the_entropy_bonus_flattens_the_policy(make_backend: MakeBackend, groups: Make) -> None:
+def test_entropy_bonus_flattens_the_policy(make_backend: MakeBackend, groups: Make) -> None:
     batch: Batch = groups(2, 3)
     batch.advantages = torch.zeros(batch.num_tokens)
     backend = make_backend(lr=1e-3)
@@ -203,7 +203,7 @@ def test_m2po_masks_each_minibatch_by_the_policy_just_before_its_update(make_bac
     assert update_weights(halves, batch, M2PO()).metrics["policy/clip_fraction"] == 0.5
 
 
-def test_the_reported_loss_is_the_mean_over_updates(make_backend: MakeBackend) -> None:
+def test_reported_loss_is_the_mean_over_updates(make_backend: MakeBackend) -> None:
     batch = Batch.of([sequence_of([1], [2, 3, 4]), sequence_of([1], [5])])
     batch.advantages = torch.tensor([1.0, 1.0, 1.0, 2.0])
     metrics = update_weights(make_backend(lr=1e-12, num_minibatches=2), batch, GRPO()).metrics

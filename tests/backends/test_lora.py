@@ -97,7 +97,7 @@ async def answers(backend: LocalBackend) -> list[Any]:
     ],
     ids=str,
 )
-async def test_the_sampler_decodes_with_the_adapter(
+async def test_sampler_decodes_with_the_adapter(
     make_backend: MakeBackend, make_model: Make, family: str, options: dict[str, Any], decoder: type
 ) -> None:
     backend = make_backend(make_model(family, **options), lora=SMALL)

@@ -96,7 +96,7 @@ def test_tool_call_parser_follows_the_template(
         assert value_of(arguments_of(tmp_path), "--tool-call-parser") == expected
 
 
-def test_the_chosen_template_reaches_the_server(tmp_path: Path, model: Path) -> None:
+def test_chosen_template_reaches_the_server(tmp_path: Path, model: Path) -> None:
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     with opened(configured(tmp_path, "model.tool_prompt=hermes")):
         arguments = arguments_of(tmp_path)

@@ -334,7 +334,7 @@ def test_invalid_messages_are_not_recognised() -> None:
     assert prior_after(after_one_answer(), odd) is None
 
 
-def test_a_turn_of_a_long_conversation_digests_only_its_own_messages() -> None:
+def test_turn_of_a_long_conversation_digests_only_its_own_messages() -> None:
     known = Conversations()
     messages, ids = [USER], [1]
     for turn in range(200):

@@ -13,7 +13,7 @@ def row_of(name: str) -> str:
     return f"| `{name}` | {item.about.removesuffix('; generated')} | {source} | {item.metric} | {sampling} | {train} |"
 
 
-def test_the_table_is_that_of_the_registry() -> None:
+def test_table_is_that_of_the_registry() -> None:
     page = (DOCS / "howto" / "benchmarks.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert rows == [row_of(name) for name in BENCHMARKS]

@@ -117,7 +117,7 @@ def test_training_and_evaluation_in_one_call_are_two_lines(log: Log) -> None:
     assert log.take() == ["step 4/63, held out: accuracy 100.0%", "step 4/63: reward 0.500, accuracy 25.0%"]
 
 
-def test_a_line_has_reward_timings_and_time_left(log: Log) -> None:
+def test_line_has_reward_timings_and_time_left(log: Log) -> None:
     timing = {"timing/rollout_s": 2.0, "timing/update_s": 0.5, "timing/step_s": 3.0}
     for step, reward in enumerate([0.25, 0.75, 1.0], start=1):
         log.tracker.log(step, {"rollout/reward": reward, **timing})
