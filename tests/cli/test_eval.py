@@ -193,7 +193,7 @@ def test_invalid_environment_is_rejected_before_loading_a_model(work, fails, com
 
 
 def started(server, *more, held, cwd):
-    """A running evaluation that waits for the held question, after the others are done; it needs no torch."""
+    """Start an evaluation, and return its process once only the held question is unanswered; it needs no torch."""
     server.engine.held = held
     program = BARE + "from rllm.__main__ import main; main()"
     command = [sys.executable, "-c", program, *arguments(server, "--out", "out", "--max-concurrent", "1", *more)]

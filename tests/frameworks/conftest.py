@@ -48,6 +48,6 @@ def proven(engine: ForcedEngine, rows: dict[str, Any]) -> Callable[[Framework, V
 
 
 def _reason(error: Exception) -> str:
-    """The last line of Python's error, without the additions of pytest."""
+    """Return the last line of Python's error, without the additions of pytest."""
     answer = str(error).partition("\nassert ")[0].strip() or type(error).__name__
     return answer.splitlines()[-1].strip().replace(f"{ROOT}/", "")[:FAILURE_CHARACTERS]

@@ -29,7 +29,7 @@ class ForcedEngine(LocalEngine):
     """Engine that samples the text of `script`, which may be replaced between calls."""
 
     def __init__(self, script: Script, *, template: str = "qwen") -> None:
-        """`template`: the name of one of `TEMPLATES`, or a template's text."""
+        """Sample the text of `script`; `template` is one of the names of `TEMPLATES`, or a template's text."""
         tokenizer = train_tokenizer(_texts(), vocab_size=2000)
         tokenizer.chat_template = TEMPLATES.get(template, template)
         model = build_model("Qwen3", len(tokenizer), num_hidden_layers=1, max_position_embeddings=CONTEXT)

@@ -103,7 +103,7 @@ def opencode() -> Program:
 
 
 def langgraph(tool: str = "delegate") -> Program:
-    """A graph that delegates to another one with tools, or by its tool `ask` to a model without any."""
+    """Return a graph that delegates to another one with tools, or by its tool `ask` to a model without any."""
     framework = Framework(name="langgraph", package="langgraph")
     return Program(
         framework=framework,

@@ -34,7 +34,7 @@ def assistant(text: str) -> dict[str, str]:
 
 
 def summary_in_the_conversation(ask: Ask) -> None:
-    """Claude Code: the same tools, and a last user message that asks for the summary."""
+    """Summarise like Claude Code: with the same tools, and a last user message that asks for the summary."""
     messages = [SYSTEM, user("Fix the bug.")]
     messages += [assistant(ask(messages)), user("FileNotFoundError")]
     summary = ask([*messages[:2], messages[2], user("Summarize the conversation.")])
@@ -53,7 +53,7 @@ def summary_without_tools(ask: Ask) -> None:
 
 
 def summary_as_tags(ask: Ask) -> None:
-    """The program reads the lines of the summary and writes each into its own tag, in the system message."""
+    """Read the lines of the summary, and write each into its own tag, in the system message."""
     messages = [SYSTEM, user("Fix the bug.")]
     ask(messages)
     lines = ask([user(f"Extract the context of {messages}. Summarize it.")], tools=[]).splitlines()
@@ -61,8 +61,8 @@ def summary_as_tags(ask: Ask) -> None:
     ask([{"role": "system", "content": f"You fix bugs. <memory>{memory}</memory>"}, user("Continue.")])
 
 
-def a_window_that_slides(ask: Ask) -> None:
-    """The oldest messages are cut off, without a summary."""
+def sliding_window(ask: Ask) -> None:
+    """Cut off the oldest messages, without a summary."""
     messages = [SYSTEM, user("Fix the bug.")]
     for _ in range(4):
         messages = [*messages, assistant(ask(messages)), user("And now?")]
@@ -70,7 +70,7 @@ def a_window_that_slides(ask: Ask) -> None:
 
 
 def sub_agents(ask: Ask) -> None:
-    """One with tools, in turns with one without; both report to the agent that started them."""
+    """Delegate to an agent with tools and, in turns, to one without; both report to the agent that started them."""
     messages = [SYSTEM, user("Fix the bug.")]
     messages += [assistant(ask(messages))]
     looking = [user("Look for the reader.")]
@@ -81,7 +81,7 @@ def sub_agents(ask: Ask) -> None:
 
 
 def fork(ask: Ask) -> None:
-    """Two attempts continue one answer."""
+    """Continue one answer by two attempts."""
     messages = [SYSTEM, user("Fix the bug.")]
     messages += [assistant(ask(messages))]
     for way in ("by hand", "by a tool"):
@@ -94,7 +94,7 @@ def fork(ask: Ask) -> None:
         (summary_in_the_conversation, 3, 2),
         (summary_without_tools, 5, 3),
         pytest.param(summary_as_tags, 3, 3, marks=pytest.mark.slow),
-        pytest.param(a_window_that_slides, 4, 3, marks=pytest.mark.slow),
+        pytest.param(sliding_window, 4, 3, marks=pytest.mark.slow),
         (sub_agents, 5, 3),
         pytest.param(fork, 3, 2, marks=pytest.mark.slow),
     ],

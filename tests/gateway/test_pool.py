@@ -20,7 +20,7 @@ DEADLINE_S = 60
 
 @contextlib.asynccontextmanager
 async def pool_of(*servers, connect=HTTPUpstream, **config):
-    """Running servers behind a pool."""
+    """Start servers, and yield a pool of them."""
     async with contextlib.AsyncExitStack() as stack:
         for server in servers:
             await stack.enter_async_context(server)

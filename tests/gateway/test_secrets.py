@@ -38,7 +38,7 @@ def upstream():
 
 
 def start_gateway(folder, *arguments):
-    """A gateway as the command line starts it, all of its logs in a file."""
+    """Start a gateway as the command line does, with all of its logs in a file."""
     keys = {
         "RLLM_GATEWAY_API_KEY": GATEWAY_KEY,
         "RLLM_UPSTREAM_API_KEY": UPSTREAM_KEY,

@@ -79,7 +79,7 @@ def test_conversation_is_one_append_only_sequence(
 
 
 def long_conversation(num_turns: int) -> list[Message]:
-    """Three calls of a tool after each question."""
+    """Return a conversation with three calls of a tool after each question."""
     messages: list[Message] = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "A fig?"}]
     for number in range(num_turns):
         if number % 4 == 3:

@@ -96,7 +96,7 @@ def test_otb_agrees_with_verl(verl: ModuleType, rows: Rows) -> None:
 
 
 def as_ours(whitened: Tensor) -> Tensor:
-    """Ours have the deviation of the population, theirs that of a sample."""
+    """Convert values divided by the deviation of a sample, as verl's are, to those divided by the population's."""
     return whitened * (len(whitened) / (len(whitened) - 1)) ** 0.5
 
 

@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def system(root: Path, cgroup: str, groups: dict[str, dict[str, str]]) -> Path:
-    """The files of a system that has 4 GiB free."""
+    """Write the files of a system that has 4 GiB free."""
     files = {"proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n", "proc/self/cgroup": cgroup}
     for folder, values in groups.items():
         files |= {f"sys/fs/cgroup/{folder}/{name}": text for name, text in values.items()}

@@ -126,7 +126,7 @@ async def run_workflow(**kwargs: Any) -> list[TrajectoryView]:
 
 
 async def run_workflow_by_sessions(**kwargs: Any) -> list[TrajectoryView]:
-    """The variant with sessions instead of decorators."""
+    """Run the variant with sessions instead of decorators."""
 
     async def solution() -> TrajectoryView:
         with session(agent="solver", groupby_key=str(uuid.uuid4())) as sess:

@@ -206,7 +206,7 @@ def _seconds(found: Found, text: Any) -> float:
 
 
 def _least(found: Found, text: Any) -> float:
-    """Return the least time of several, apart from each other: a virtual machine that is held up counts as busy."""
+    """Return the least of several times, with pauses between them: a virtual machine that is paused counts as busy."""
     least = _seconds(found, text)
     for _ in range(9):
         time.sleep(0.02)
@@ -215,7 +215,7 @@ def _least(found: Found, text: Any) -> float:
 
 
 def _quarter(text: Any) -> Any:
-    """A quarter of the text, with its end: a linear pattern takes a quarter of the time for it, a quadratic one a sixteenth."""
+    """Return a quarter of the text, with its end: it takes a quarter of linear time, or a sixteenth of quadratic."""
     return text[: len(text) // 4] + text[-1:]
 
 

@@ -93,7 +93,7 @@ def test_circular_page_links_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def inner_page(size: int, child: int, num_cells: int = 600) -> bytes:
-    """A page of a table that names one child many times: eight of them above each other stand for 10^22 rows."""
+    """Return a page of a table that names one child many times: eight levels of them stand for 10^22 rows."""
     cell = struct.pack(">I", child) + b"\x7f"
     place = size - len(cell)
     head = struct.pack(">BHHHBI", 5, 0, num_cells, place, 0, child) + struct.pack(">H", place) * num_cells

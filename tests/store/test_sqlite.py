@@ -125,7 +125,7 @@ def test_directory_is_a_user_error(tmp_path: Path, read_only: bool):
 
 @contextmanager
 def as_ordinary_user() -> Iterator[Path]:
-    """A folder of a user who is not root, as that user: root may write anywhere."""
+    """Yield a folder of a user who is not root, as that user: root may write anywhere."""
     folder = Path(tempfile.mkdtemp())
     root = os.geteuid() == 0
     try:

@@ -21,7 +21,7 @@ meeting = threading.Barrier(NUM_MEETING)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any] | None:
-    """The `result` or `error` of a request; `None` for no answer."""
+    """Return the `result` or `error` of a request; `None` to leave it unanswered."""
     if request["method"] == "initialize":
         version = request["params"]["protocolVersion"]
         server = {"name": "raw", "version": "1"}

@@ -79,7 +79,7 @@ def test_network_is_unreachable() -> None:
 
 
 def long_enough() -> float:
-    """Seconds within which a program prints something, on a machine as busy as this one is now."""
+    """Return seconds within which a program prints something, on a machine as busy as this one is now."""
     began = time.monotonic()
     run_python("print('hello')")
     return max(1.0, 10 * (time.monotonic() - began))

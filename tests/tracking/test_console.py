@@ -34,7 +34,7 @@ class Log:
         self.take()
 
     def take(self) -> list[str]:
-        """The lines since the last call."""
+        """Return the lines since the last call."""
         lines = self.out.getvalue().splitlines()
         self.out.seek(0)
         self.out.truncate()

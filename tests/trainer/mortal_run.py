@@ -105,7 +105,7 @@ def trainer_of(
     data: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AgentTrainer:
-    """Five tasks, three a step: the second and the fourth step lie across the end of an epoch."""
+    """Return a trainer on five tasks, three a step: the second and the fourth step include the end of an epoch."""
     config = {
         "model": {"path": str(model)},
         "backend": "mortal_run:Mortal",

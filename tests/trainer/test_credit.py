@@ -45,7 +45,7 @@ def path(
 
 
 def episodes_of(*paths: Trajectory, task_id: str = "task") -> list[Episode]:
-    """Siblings, each with one trajectory."""
+    """Return sibling episodes, each with one of these trajectories."""
     return [
         Episode(task_id=task_id, index=index, session_id=f"{task_id}-{index}", trajectories=[item])
         for index, item in enumerate(paths)
@@ -482,7 +482,7 @@ def random_trajectory(draw: st.DrawFn, name: str) -> Trajectory:
 
 
 def plain_advantages(episodes: Sequence[Episode]) -> tuple[dict[str, float], int]:
-    """A plain GRPO: return the advantage of each step that changes the weights, and the number of tokens
+    """Compute a plain GRPO: return the advantage of each step that changes the weights, and the number of tokens
     of the mean."""
     groups: dict[tuple[str, str], list[Trajectory]] = {}
     for episode in episodes:
@@ -528,7 +528,7 @@ CRITIC = {3: 0.25, 4: -0.5, 5: 1.0}
 
 
 def plain_gae(trajectory: Trajectory, gamma: float, gae_lambda: float) -> dict[str, list[float]]:
-    """The advantages of each step's tokens, as the double sum of the paper has them, in the order of the calls."""
+    """Return the advantages of each step's tokens by the double sum of the paper, in the order of the calls."""
     tokens = [(made.id, CRITIC[token]) for made in trajectory.steps for token in made.response_ids]
     rewards = [0.0] * (len(tokens) - 1) + [float(trajectory.reward or 0.0)]
     following = [*(value for _, value in tokens[1:]), 0.0]

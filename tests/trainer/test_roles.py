@@ -15,7 +15,7 @@ from .conftest import RunTrainer
 
 
 def episode(index: int, **rewards: float) -> Episode:
-    """A rollout with a trajectory of one token for each role."""
+    """Return a rollout with a trajectory of one token for each role."""
     return Episode(
         task_id="t",
         index=index,

@@ -11,7 +11,7 @@ from rllm.types import Step
 
 
 def step(name: str, prompt: list[int], answer: list[int]) -> Step:
-    """A step whose tokens have the log-probabilities -id."""
+    """Return a step whose tokens have the log-probabilities -id."""
     return Step(id=name, prompt_ids=prompt, response_ids=answer, logprobs=[-float(token) for token in answer])
 
 

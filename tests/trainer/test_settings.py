@@ -201,7 +201,7 @@ AGENTS = {
 
 
 def adapted(backend: LocalBackend) -> dict[str, Tensor]:
-    """The adapter's first matrices, by the name of the layer."""
+    """Return the adapter's first matrices, by the name of the layer."""
     named = backend.model.named_parameters()
     return {name.split(".")[-4]: weight for name, weight in named if ".lora_A." in name}
 

@@ -21,7 +21,7 @@ GIGPO = GiGPO(normalize_std=False, gamma=0.5)
 
 
 def episode(index: int, reward: float, *observations: object) -> Episode:
-    """Steps with these observations and one token each, whose trajectory has the reward."""
+    """Return an episode of steps with these observations and one token each, whose trajectory has the reward."""
     steps = [
         Step(prompt_ids=[1, 100 * index + place], response_ids=[5], logprobs=[-1.0], observation=seen)
         for place, seen in enumerate(observations)

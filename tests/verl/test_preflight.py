@@ -29,7 +29,7 @@ def address() -> Iterator[str]:
 
 
 def dry_run(tmp_path: Path, address: str, *settings: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`rllm train --backend verl --ray-address ...` on a user's file."""
+    """Run `rllm train --backend verl --ray-address ... --dry-run` on a user's file."""
     (tmp_path / "agent.py").write_text("def answer(question):\n    return 1.0\n")
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": "?"}) + "\n")
     command = [sys.executable, "-m", "rllm", "train", "agent.py:answer", "--data", "tasks.jsonl", "--dry-run"]
