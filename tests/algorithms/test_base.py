@@ -104,7 +104,7 @@ POLICY_GRADIENT = [name for name in ALGORITHMS if name != "dr_grpo"]
 
 @pytest.mark.parametrize("name", POLICY_GRADIENT)
 def test_gradient_of_the_first_update_is_the_policy_gradient(name: str) -> None:
-    """At ratio 1 the gradient of the loss by a token's log-probability is minus its weight times its advantage."""
+    """At ratio 1 the derivative of the loss by a token's log-probability is minus its weight times its advantage."""
     algorithm = resolve(name, ALGORITHMS)()
     batch = batch_of([2.0, -1.0], [0.5], sampler_logprobs=[-0.3, -4.0, -1.0]).with_weights(algorithm.aggregation)
     got = gradient(lambda logprobs: algorithm.loss(logprobs, batch)[0], [-0.3, -4.0, -1.0])
@@ -137,7 +137,7 @@ def test_default_estimator_has_the_right_gradient(algorithm: type[Algorithm], in
 
 
 def test_divergence_in_the_reward_has_its_gradient() -> None:
-    """The mean over all tokens of a distribution of their loss times the gradient of their log-probability."""
+    """Subtracting the loss from the reward gives, in expectation, the gradient of the divergence."""
     logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.5, 0.2, 0.0, -0.6], dtype=torch.float64).log_softmax(0)
     logprobs = logits.log_softmax(0)
@@ -155,7 +155,7 @@ def test_entropy_is_rewarded() -> None:
 
 
 def corrected(batch: Batch, **fields: Any) -> Tensor:
-    """Return the gradient by each token, whose advantages are all -1, times their number."""
+    """Return the gradient with respect to each token, times their number; all advantages are -1."""
     algorithm = GRPO(**fields)
     assert batch.old_logprobs is not None
     got = gradient(lambda logprobs: algorithm.loss(logprobs, batch)[0], batch.old_logprobs.tolist())

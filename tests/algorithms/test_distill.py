@@ -1,4 +1,4 @@
-"""On-policy distillation: the advantage of a token is the teacher's log-probability less the policy's."""
+"""On-policy distillation: the advantage of a token is the teacher's log-probability minus the policy's."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .values import batch_of, gradient
 
 
 def slopes(algorithm: DPPO, advantages: list[float], old: list[float], new: list[float]) -> list[float]:
-    """Return the gradient by each token's log-probability, from probabilities before and after."""
+    """Return the gradient with respect to each token's log-probability, from probabilities before and after."""
     batch = batch_of(advantages, sampler_logprobs=[math.log(each) for each in old])
     got = gradient(lambda logprobs: algorithm.loss(logprobs, batch)[0], [math.log(each) for each in new])
     return [slope * len(advantages) for slope in got]

@@ -45,7 +45,7 @@ def batch_of(*advantages: Sequence[float], **per_token: Sequence[float] | None) 
 
 
 def gradient(loss: Callable[[Tensor], Tensor], at: Sequence[float]) -> list[float]:
-    """Return the derivative of the loss by each token's number."""
+    """Return the gradient of the loss with respect to each token's number."""
     values = torch.tensor(at, requires_grad=True)
     loss(values).backward()
     assert values.grad is not None

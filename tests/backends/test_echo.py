@@ -30,7 +30,7 @@ def conversation(*bounds: tuple[int, int]) -> TokenSequence:
 
 
 def gradient(backend: LocalBackend, batch: Batch, algorithm: Algorithm, **options: float) -> tuple[Tensor, float]:
-    """Return the gradient, flat, and the loss."""
+    """Return the flattened gradient, and the loss."""
     _, sums = backend.accumulate(batch, algorithm, **options)
     found = [weight.grad.flatten() for weight in backend.model.parameters() if weight.grad is not None]
     backend.model.zero_grad()

@@ -217,7 +217,7 @@ def test_models_with_sliding_windows_run_one_by_one(
 
 
 def test_models_with_positions_from_the_cache_run_one_by_one() -> None:
-    """Llama 4's queries grow with these, from a length that no test reaches."""
+    """Llama 4 scales its queries by the position, beyond a length that the tests do not reach."""
     config = Llama4TextConfig(
         vocab_size=60,
         hidden_size=16,

@@ -34,7 +34,7 @@ LOSSES: dict[str, Algorithm] = {
 
 
 def gradient(backend: LocalBackend, batch: Batch, algorithm: Algorithm = LOSSES["plain"]) -> Tensor:
-    """Return the gradient that an update on this batch would use, flat."""
+    """Return the flattened gradient that an update on this batch would use."""
     backend.accumulate(batch, algorithm)
     found = [weight.grad.flatten() for weight in backend.model.parameters() if weight.grad is not None]
     backend.model.zero_grad()

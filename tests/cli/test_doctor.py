@@ -11,7 +11,7 @@ from ..inference.endpoint import endpoint
 
 
 def doctor(monkeypatch, capsys, *arguments):
-    """Return its exit code, and its output on stdout and stderr."""
+    """Run `rllm doctor`, and return its exit code, stdout and stderr."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", ["rllm", "doctor", *arguments])

@@ -97,7 +97,7 @@ def test_pages_named_in_the_code_exist() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    """Problems for which mkdocs warns, without mkdocs; it finds the frameworks' pages by itself."""
+    """Find what mkdocs would warn of, without mkdocs; it finds the frameworks' pages by itself."""
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     listed = set(re.findall(r"([\w/\-]+\.md)", navigation)) - {"frameworks/index.md"}
     generated = {"reference/settings.md", "reference/commands.md", "reference/capabilities.md", "reference/api.md"}

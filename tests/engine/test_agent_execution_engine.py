@@ -846,7 +846,7 @@ async def test_faulty_user_classes_do_not_affect_other_rollouts(
     env: type[Countdown], agent: type[Talker], kind: str, expected: str
 ) -> None:
     class Sometimes(Talker):
-        """Faulty agent in the first rollout only."""
+        """Agent that is faulty only in the first rollout."""
 
         def __new__(cls) -> Any:
             made.append(cls)

@@ -13,7 +13,7 @@ from rllm.types import Action
 
 
 class Doors(gymnasium.Env):
-    """Two actions; returns its input in numpy's types."""
+    """Environment with two actions, which returns its input in numpy's types."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 

@@ -16,7 +16,7 @@ TASKS = Dataset([{"id": "a", "answer": 1}, {"id": "b", "answer": 2}])
 
 
 class Answering:
-    """Rollout with the reward or error of its table. It records its calls."""
+    """Source of rollouts with the rewards or errors of a table; it records its calls."""
 
     def __init__(self, **rewards):
         self.rewards = rewards

@@ -95,8 +95,11 @@ async def test_rollouts_share_one_process_and_each_answer_is_rewarded(parcels: N
 
 
 class FreezingModel:
-    """Uses the tools, and gives every third answer wrongly. It stops the server at once, and kills it when each rollout of
-    the first step has asked: their calls are in flight by then."""
+    """Model that uses the tools, and answers wrongly every third time.
+
+    It suspends the server at once, and kills it after the first answer to each rollout of the first step: by then their
+    calls are in flight.
+    """
 
     def __init__(self, num_rollouts: int) -> None:
         self.num_rollouts = num_rollouts

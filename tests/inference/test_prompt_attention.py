@@ -44,7 +44,7 @@ def test_results_are_bitwise_independent_of_shared_prompts(new_model: Any) -> No
     model = new_model("Llama")
 
     def logits(prompts: list[list[int]]) -> torch.Tensor:
-        """Return those of the first prompt, which differs from its copies in each of its tokens."""
+        """Return the logits of the first prompt, whose answer differs from those of its copies in each token."""
         decoder = decoder_of(model)
         order = [added.index for added in decoder.add(prompts)]
         steps = []

@@ -1,4 +1,4 @@
-"""The task that every algorithm learns: list the letters from one to another; and a tiny policy that mostly starts wrongly."""
+"""Task that every algorithm learns: list the letters from one to another. A tiny policy mostly starts with a wrong one."""
 
 from __future__ import annotations
 

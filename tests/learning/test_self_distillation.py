@@ -1,4 +1,4 @@
-"""A policy that can follow an example, and rarely answers correctly without one, learns to from its own scores."""
+"""A policy that can follow an example, but rarely answers correctly without one, learns to from its own scores."""
 
 from __future__ import annotations
 

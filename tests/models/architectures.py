@@ -273,7 +273,7 @@ class Architecture:
     """The `model_type`, with a variant after a space."""
     kind: str
     options: Options
-    """Settings of a tiny one, in addition to those of `BASE`."""
+    """Settings of a tiny model, in addition to those of `BASE`."""
 
     @property
     def model_type(self) -> str:
@@ -331,7 +331,7 @@ class Trial:
     """Largest difference between the sampler's log-probabilities and those of `transformers`, before the update and
     after."""
     trainer_gap: float
-    """The same of the trainer's."""
+    """The same for the trainer's log-probabilities."""
     moved: float
     """Largest change of a log-probability by the update."""
 

@@ -82,7 +82,7 @@ class PrintedCalls:
 
 
 def arguments(source: random.Random) -> dict[str, Any]:
-    """Return arguments of some of the kinds."""
+    """Return arguments of a random selection of kinds."""
 
     def text() -> str:
         return " ".join(source.sample(WORDS, 2))

@@ -23,7 +23,7 @@ ASKS_ALWAYS = {"llama.cpp/CohereForAI-c4ai-command-r7b-12-2024-tool_use", "axolo
 
 
 def read(name: str, ids: Sequence[int], prompt_ids: Sequence[int]) -> Any:
-    """Return the answer as it is read from the tokens of its template's print."""
+    """Return the answer as read from the tokens that its template prints."""
     format_ = tool_parser(chosen_format(None, template_text(name)))
     decoder = TextDecoder(tokenizer_for(name), markup=format_.markup)
     reader = AnswerReader(decoder, prompt_ids=prompt_ids, stop=(), tool_parser=format_.for_tools(TOOLS))

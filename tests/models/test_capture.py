@@ -56,7 +56,7 @@ SCRIPT: list[Message] = [
 
 
 class ScriptedTokens(LocalEngine):
-    """The embedded engine; the tokens of its next answer are given to it."""
+    """Embedded engine whose test sets the tokens of the next answer."""
 
     def __init__(self, name: str) -> None:
         tokenizer = tokenizer_for(name)

@@ -68,7 +68,7 @@ ENDS = {
     "phi3": "<|end|>",
     "": "<|im_end|>",
 }
-"""Tokens that end an answer, by how a template's name begins."""
+"""Tokens that end an answer, by prefix of the template's name."""
 
 REFUSED = {
     ("cohere", "tool"): "roles must alternate",
@@ -113,7 +113,7 @@ THOUGHT = "<think>\ntwo, two\n</think>\n\n"
 
 
 def learned(name: str, conversation: str) -> list[str]:
-    """Return the texts that are trained of a conversation."""
+    """Return the texts of a conversation that are trained."""
     messages = CONVERSATIONS[conversation]
     parser = ChatTemplateParser(tokenizer_for(name))
     prompt, ids, mask = parser.tokenize_and_mask_cumulative(messages, tools_of(messages))
@@ -130,7 +130,7 @@ def masked_texts(name: str, ids: Sequence[int], mask: Sequence[int]) -> list[str
 
 
 def by_name(table: Mapping[Any, Any], name: str, conversation: str) -> Any:
-    """Return the entry of the longest start of the template's name."""
+    """Return the entry whose key is the longest prefix of the template's name."""
     entries = [
         (start, value) for (start, kind), value in table.items() if kind == conversation and name.startswith(start)
     ]
@@ -148,7 +148,7 @@ def without_end(name: str, text: str) -> str:
 def reference(name: str, conversation: str) -> list[str] | None:
     """Return the texts that TRL's training template marks; None where TRL has none.
 
-    Left out are what the generation prompt has of an answer, and what follows the end of the turn.
+    The part of an answer that the generation prompt has, and what follows the end of the turn, are left out.
     """
     folder = template_folder()
     assert folder is not None

@@ -51,7 +51,7 @@ FORMATS = {
     "qwen3_6": "qwen3_coder",
     "qwen3_8": "qwen3_coder",
 }
-"""Formats of calls, by how a template's name begins; the others print none."""
+"""Formats of calls, by prefix of the template's name; the others print none."""
 
 REWRITES = {
     "deepseek": "leaves </think> out of earlier answers",

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of six families, reduced to their difficult parts, on one small tokenizer."""
+"""Chat templates like those of six families, reduced to their difficult parts, on one small tokenizer."""
 
 from __future__ import annotations
 

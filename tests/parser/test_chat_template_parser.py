@@ -174,14 +174,14 @@ NEMOTRON = """\
 {%- endif -%}
 {%- endfor -%}
 {{ "<|im_start|>assistant\n<think>\n" if add_generation_prompt }}"""
-"""In the manner of Nemotron 3: the prompt opens <think>, and answers without reasoning have empty tags."""
+"""Like Nemotron 3's: the prompt opens <think>, and answers without reasoning have empty tags."""
 GLM = """\
 {%- for m in messages -%}
 {{ "<|" + m.role + "|>\n" + m.content }}
 {%- for c in m.tool_calls or [] -%}{{ "\n<tool_call>" + c.function.name + "</tool_call>" }}{%- endfor -%}
 {%- endfor -%}
 {{ "<|assistant|>\n" if add_generation_prompt }}"""
-"""In the manner of GLM 4: the model ends an answer with the token that begins the next turn."""
+"""Like GLM 4's: the model ends an answer with the token that begins the next turn."""
 GEMMA = """\
 {%- for m in messages -%}
 {{ "<|start|>" + m.role + "\n" }}
@@ -189,7 +189,7 @@ GEMMA = """\
 {{ m.content }}{%- for c in m.tool_calls or [] -%}{{ "<|call|>" + c.function.name }}{%- endfor -%}{{ "<|end|>\n" }}
 {%- endfor -%}
 {{ "<|start|>assistant\n" if add_generation_prompt }}"""
-"""In the manner of Gemma 4: reasoning has its own markup, and is printed with calls only."""
+"""Like Gemma 4's: reasoning has its own markup, and is printed with calls only."""
 
 
 def test_empty_tags_close_the_reasoning_opened_by_the_prompt(parser_of: ParserOf) -> None:

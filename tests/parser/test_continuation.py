@@ -202,7 +202,7 @@ GLM = """\
 {%- endif -%}
 {%- endfor -%}
 {{ "<|assistant|>\n" if add_generation_prompt }}"""
-"""In the manner of GLM 4: nothing is rendered after an answer, so models end theirs with the beginning of the next turn."""
+"""Like GLM 4's: nothing is rendered after an answer, so models end theirs with the beginning of the next turn."""
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def trl_loss(rows: Rows, batch: Batch, logprobs: Tensor, *, delta: float | None 
 
 
 def ours_and_theirs(rows: Rows, algorithm: Algorithm, **settings: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the loss, and its gradient by the log-probabilities, of each."""
+    """Return our loss and theirs, each with its gradient with respect to the log-probabilities."""
     batch = rows.batch().with_weights(algorithm.aggregation, algorithm.fixed_length)
     logprobs = rows.moved(batch)
     found = []

@@ -146,7 +146,7 @@ async def test_unknown_image_is_an_error(backend):
 
 
 def test_commands_inherit_no_open_files_under_uvloop(backend, image):
-    """It hands all inheritable ones over, as Ray's workers have them, and podman's monitor would hold its own pipes."""
+    """uvloop passes on all inheritable files, as in Ray's workers; podman's monitor would keep its own pipes open."""
 
     async def listed():
         async with await backend.start(image, limits=SMALL) as sandbox:

@@ -141,7 +141,7 @@ async def run_workflow_by_sessions(**kwargs: Any) -> list[TrajectoryView]:
 
 
 class SolverJudgeModel:
-    """Answers like a model: solvers alternately right and wrong, and a judge that knows the right one."""
+    """Model whose solvers are alternately right and wrong, and whose judge knows the right answer."""
 
     def __init__(self) -> None:
         self.num_solvers = 0

@@ -420,7 +420,7 @@ def test_chunked_body_is_read() -> None:
     ],
 )
 def test_request_with_two_lengths_is_rejected(headers: list[str]) -> None:
-    """Request smuggling: a proxy before the gateway could read another end of it."""
+    """Request smuggling: a proxy in front of the gateway could see the request end elsewhere."""
     assert first_line(*headers).startswith(REFUSED)
 
 

@@ -63,7 +63,7 @@ def test_failed_export_keeps_the_old_file(tmp_path: Path):
 
 
 def test_export_does_not_replace_a_device(tmp_path: Path):
-    """A user who may replace `/dev/stdout` by a file is not prevented from it."""
+    """Nothing else would keep a user with the right to do so from replacing `/dev/stdout` by a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     link = tmp_path / "out"

@@ -175,7 +175,7 @@ def test_restarting_the_server_loses_nothing(postgres: Any, postgres_url: str, a
 
 
 def test_lost_host_is_detected_in_time(postgres: Any, postgres_url: str):
-    """By default the kernel probes a silent host after two hours, and retries writes for a quarter of one."""
+    """By default the kernel probes a silent host after two hours, and retries writes for a quarter of an hour."""
     from rllm.store.postgres import PostgresTraceStore
 
     with PostgresTraceStore(f"{postgres_url}&keepalives_count=9", timeout_s=60.0) as store:

@@ -14,7 +14,7 @@ from .conftest import EXAMPLES, write_task
 
 READINGS = json.loads(Path(__file__).with_name("harbor_readings.json").read_text())
 DEFAULTS = {"agent_timeout_s": 600.0, "cpus": 1.0, "memory_mb": 2048, "disk_mb": 2048}
-"""Values here where Harbor has none."""
+"""Our values of fields for which Harbor has no default."""
 
 
 def test_task_has_the_fields_of_its_folder(task_folder):

@@ -1,4 +1,4 @@
-"""Coding agents of others, unmodified, each solve a task in a sandbox of bubblewrap with a scripted model."""
+"""Third-party coding agents, unmodified, each solve a task in a sandbox of bubblewrap with a scripted model."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def processes():
 
 
 class Shell(SandboxAgent):
-    """Runs one command in the sandbox."""
+    """Agent that runs one command in the sandbox."""
 
     def __init__(self, command="true"):
         self.command = command

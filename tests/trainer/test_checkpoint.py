@@ -59,7 +59,7 @@ class Crash(BaseException):
 
 
 class Crashing:
-    """Ends a function at its n-th use of the file system; counts all of them through the interpreter's audit hook."""
+    """Simulation of a crash at the n-th use of the file system; the interpreter's audit hook counts the uses."""
 
     def __init__(self) -> None:
         self.left: int | None = None

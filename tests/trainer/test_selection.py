@@ -216,7 +216,7 @@ def test_tasks_at_level_step_are_informative_by_their_steps() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AgainstGreedy(Algorithm):
-    """Compares with the greedy rollout, like ReMax."""
+    """Algorithm that compares with the greedy rollout, like ReMax."""
 
     needs_greedy: ClassVar[bool] = True
 

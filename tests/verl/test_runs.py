@@ -103,7 +103,7 @@ def test_agent_function_learns_by_remax(cluster: None, tmp_path: Path) -> None:
 
 
 class Speaker(ChatAgent):
-    """Answers the question."""
+    """Agent that answers the question."""
 
     def response_to_action(self, response: str) -> str:
         return response

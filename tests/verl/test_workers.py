@@ -250,8 +250,8 @@ def test_checkpoint_is_an_ordinary_folder_and_resumes_exactly(pair: Pair, beginn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hungry(GRPO):
-    """Allocates more memory than there is."""
+class OutOfMemory(GRPO):
+    """Algorithm whose loss allocates more memory than there is."""
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -262,7 +262,7 @@ def test_out_of_memory_error_names_the_node_and_the_remedies(pair: Pair) -> None
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import a test
     with pytest.raises(WorkerError, match=r"on node [\d.]+ ran out of memory.*optim.micro_batch_tokens"):
-        update_weights(pair.verl, batch_for(GRPO()), Hungry())
+        update_weights(pair.verl, batch_for(GRPO()), OutOfMemory())
 
 
 def test_worker_timeout_is_reported(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_content_of_a_run_is_never_executed(look: Client, tmp_path: Path) -> Non
 
 
 class Touch:
-    """Creates a file when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -42,7 +42,7 @@ class VLLM:
 
     @property
     def url(self) -> str:
-        """Up to and including `/v1`."""
+        """URL, up to and including `/v1`."""
         return self.server.url
 
     @contextmanager
@@ -88,7 +88,7 @@ def environment() -> Iterator[None]:
 
 
 class Servers:
-    """Starts servers, and stops the previous one."""
+    """Servers, one at a time: each start stops the previous one."""
 
     def __init__(self, command: str, folder: Path) -> None:
         from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
