@@ -64,15 +64,15 @@ def prepare_hypothesis(_: str) -> None:
 
 def main() -> int:
     """Run all parts, and print the output of each when it ends; return 1 if one failed."""
-    del sys.path[0]  # this folder, where others have the names of packages
+    del sys.path[0]  # this folder, whose subfolders have the names of packages
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in IMPORTS.split():
         import_module(name)
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch") and isinstance(logger, logging.Logger):
-            logger.propagate = True  # pytest adds handlers to each that does not, six times a test
+            logger.propagate = True  # pytest would add handlers to each, six times a test
     prepare_hypothesis()
-    notice_initialization_restarted(warn=False)  # its plugin, which comes later, would report this
+    notice_initialization_restarted(warn=False)  # the plugin of hypothesis would report the early import
     gc.freeze()
     waiting, running, failed = list(parts().items()), {}, False
     with tempfile.TemporaryDirectory(prefix="rllm-tests-") as folder:

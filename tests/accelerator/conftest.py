@@ -21,7 +21,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> str:
         return named
     if not shutil.which(os.environ.get("CXX", "c++")) or not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("needs a C++ compiler and Python's headers")
-    from torch.utils import cpp_extension  # half a second, which no other tests need
+    from torch.utils import cpp_extension  # takes half a second, which only these tests need
 
     source = Path(__file__).with_name("device.cpp")
     folder = tmp_path_factory.mktemp("device")

@@ -154,7 +154,7 @@ def test_recorded_decode_steps_match_the_model_logits(policy: Path, device: str,
     if device != "cuda":
         pytest.skip("CUDA graphs need a GPU")
     model = load_model(str(policy), dtype="float32", device=device).model
-    if reads_back:  # which a graph cannot
+    if reads_back:  # a CUDA graph cannot read values back
         model.model.norm.register_forward_hook(lambda _module, _inputs, states: states * float(states[0, 0, 0] < 1e9))
     decoder = choose_decoder(model, max_sequences=40, max_length=512, max_bytes=1 << 26)
     assert isinstance(decoder, SlotDecoder)

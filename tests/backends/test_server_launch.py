@@ -68,7 +68,7 @@ def test_minimal_settings_start_a_server(tmp_path: Path, model: Path) -> None:
     with opened(configured(tmp_path)) as served:
         arguments = arguments_of(tmp_path)
         assert arguments[:2] == ["serve", str(model)]
-        assert value_of(arguments, "--dtype") == "float32"  # the trainer's, on a CPU
+        assert value_of(arguments, "--dtype") == "float32"  # as the trainer's on a CPU
         assert arguments[-1] == "GPUs=all"
         assert (tmp_path / "run" / "vllm.log").exists()
         assert served.server.start_timeout_s == 600.0
@@ -146,7 +146,7 @@ def test_every_setting_reaches_the_server(tmp_path: Path) -> None:
         assert value_of(arguments, "--max-lora-rank") == "8"
         assert "--enable-sleep-mode" in arguments
         assert arguments[-2:] == ["--tensor-parallel-size=2", "GPUs=2,3"]
-        assert "/sleep" in (tmp_path / "calls").read_text()  # until the trainer has its model
+        assert "/sleep" in (tmp_path / "calls").read_text()  # it sleeps until the trainer has loaded its model
         assert served.server.start_timeout_s == 99.0
         assert served.server._max_restarts == 5
         assert served.scratch.parent == sync_dir

@@ -152,7 +152,7 @@ def test_update_hidden_by_rounding_is_detected_by_bits(
     server = ModelServer(model)
     backend = trained_with(server, model)
     with torch.no_grad():
-        backend.model.model.norm.weight[0] *= 1.01  # one number of thousands, by the smallest difference in this format
+        backend.model.model.norm.weight[0] *= 1.01  # one of thousands of numbers, by the smallest step of bfloat16
     server.ignores = 2
     with pytest.raises(WeightSyncError, match=r"model\.norm\.weight"):
         backend.publish()
@@ -225,7 +225,7 @@ def likelihoods(trainer: list[float], sampler: list[float]) -> ProbeLogprobs:
 
 def test_weight_change_is_distinguished_from_kernel_differences() -> None:
     before = likelihoods([-1.0, -2.0], [-1.1, -1.9])
-    check_moved(before, likelihoods([-1.2, -2.0], [-1.1, -1.9]))  # by 0.14, where they differ by 0.1 in any case
+    check_moved(before, likelihoods([-1.2, -2.0], [-1.1, -1.9]))  # changed by 0.14; kernels differ by 0.1
     check_moved(before, likelihoods([-3.0, -2.0], [-2.9, -2.1]))
     with pytest.raises(WeightSyncError, match=r"1\.4"):
         check_moved(before, likelihoods([-3.0, -2.0], [-1.1, -1.9]))

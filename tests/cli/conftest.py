@@ -15,7 +15,7 @@ from rllm import cli
 from rllm.demo import tasks
 from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
 
-cli.get_command = functools.cache(cli.get_command)  # which takes longer than most tests
+cli.get_command = functools.cache(cli.get_command)  # cached: it takes longer than most tests
 SMALL = TinyPolicyRecipe(
     hidden_size=32, num_layers=1, intermediate_size=64, vocab_size=400, skill_steps=2, habit_steps=1, batch_size=2
 )

@@ -228,7 +228,7 @@ def test_ctrl_c_saves_results_and_prints_resume_command(eval_work, server):
         process.send_signal(signal.SIGINT)
         printed = process.stderr.read()
         assert process.wait(timeout=60) == 130
-    lines = printed.splitlines()  # nothing of the interrupted calls
+    lines = printed.splitlines()  # errors of interrupted calls are not printed
     assert lines[:2] == ["", "Stopped. 1 of 2 rollouts are done and kept in out."]
     assert re.fullmatch(r"Continue with: .*rllm eval .*--out out .*", lines[2])
     assert len(lines) == 3

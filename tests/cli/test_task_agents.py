@@ -136,7 +136,7 @@ def test_failed_rollouts_are_explained(backend, tmp_path):
         assert (error["type"], remedy in error["message"]) == (kind, True), error
         assert len(error["message"]) < 1500
         assert explained["rewards"] == {"agent": None}
-        if name not in ("raised", "elsewhere"):  # which have lines of the user's own code
+        if name not in ("raised", "elsewhere"):  # their tracebacks have lines of the user's code
             assert error["traceback"] == ""
         assert "rllm/engine" not in error["traceback"]
         verdicts[name] = explained["verdicts"]["agent"]

@@ -719,7 +719,7 @@ async def test_closing_a_generator_early_closes_running_environments(monkeypatch
     model = ScriptedEngine(count, latency_s=seconds)
     generator = engine_of(rollout_engine=model).trajectory_generator([{"start": 2}, {"start": 1}])
     assert len((await anext(generator)).steps) == 1
-    await asked.wait()  # the other has its environment
+    await asked.wait()  # the other rollout has created its environment
     await generator.aclose()  # type: ignore[attr-defined]
     assert Countdown.closed == [0, 2]
 

@@ -159,8 +159,10 @@ def test_trajectories_keep_their_rewards() -> None:
     assert episode.trajectories == [solver, judge]
     assert [item.final_reward() for item in episode.trajectories] == [0.5, 1.0]
     assert type(solver.steps[0].reward) is float
-    assert episode.is_correct  # the last one decides
-    assert episode_from([*episode.trajectories, Trajectory(name="critic")], "agent").is_correct  # that has a reward
+    assert episode.is_correct  # the last trajectory decides
+    assert episode_from(
+        [*episode.trajectories, Trajectory(name="critic")], "agent"
+    ).is_correct  # the last one with a reward decides
     assert not episode_from(solver, "agent").is_correct
 
 

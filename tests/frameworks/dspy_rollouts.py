@@ -9,7 +9,7 @@ import asyncio
 import json
 import sys
 
-import agent as example  # that of examples/frameworks/dspy
+import agent as example  # examples/frameworks/dspy/agent.py
 import dspy
 
 sys.path.append(sys.argv[3])  # after the packages that DSPy was installed with
@@ -30,7 +30,7 @@ def questions(buyer: str) -> list[str]:
 def parallel(buyer: str) -> float:
     react = dspy.ReAct("question -> answer", tools=[example.price])
     asked = [(react, {"question": question}) for question in questions(buyer)]
-    # With its bar, without which DSPy may fail here: see docs/frameworks/dspy.md.
+    # With its progress bar, without which DSPy may fail here: see docs/frameworks/dspy.md.
     done = dspy.Parallel(num_threads=2)(asked)
     return float(all("49.05" in item.answer for item in done))
 

@@ -133,5 +133,5 @@ def test_span_ends_after_traces_are_durable(serve, collector, leaves):
     if not leaves:
         agent.join(60)
     served.server.stop()
-    [span] = collector.spans()  # it would be absent if it had been created before
+    [span] = collector.spans()  # a span created before the traces were durable would be absent
     assert span.attributes.get("error.type") == ("499" if leaves else None)

@@ -328,7 +328,7 @@ def test_stop_string_is_removed_from_the_answer_and_recorded_as_sampled(serve, u
     assert text_of(answer) == "yes "
     if route == "messages":
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "STOP")
-    elif route != "responses":  # whose format has no field for it
+    elif route != "responses":  # responses have no field for it
         assert answer["choices"][0]["stop_reason"] == "STOP"
     [trace] = served.store.by_session("s")
     assert trace.response_ids == encode("yes STOP")

@@ -401,7 +401,7 @@ def test_missing_tokenizer_is_rejected(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer="):
         TokenPrompts.load(str(tmp_path))
     with pytest.raises(ConfigError, match="tokenizer='nowhere': there is no such folder"):
-        TokenPrompts.load("nowhere")  # which is not requested from a hub
+        TokenPrompts.load("nowhere")  # it is not requested from a hub
 
 
 async def test_agent_without_http_continues_from_its_tokens(engine: LocalEngine) -> None:

@@ -328,7 +328,7 @@ def trusted(authority, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("trusted")
 async def test_server_with_tls_is_called_over_the_same_connection(certificate):
-    size = 300_000  # more than a record, and than a buffer
+    size = 300_000  # more than a TLS record, and than a buffer
     large = b'{"choices":[{"index":0,"text":"%s"}]}' % (b"x" * size)
     server = Server([FRAMED], [HEAD + b"content-length: %d\r\n\r\n" % len(large), large])
     async with server.upstream(certificate) as upstream:

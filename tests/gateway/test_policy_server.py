@@ -128,7 +128,7 @@ def test_later_turn_continues_the_exact_tokens(server: ScriptedServer, tokens: T
     engine = engine_on(server, tokens)
     template = tokens._template
     first = [{"role": "user", "content": "a fig"}]
-    known = [*template.render(first), 7, 8]  # unlike any template
+    known = [*template.render(first), 7, 8]  # no template would render this
     messages = [*first, {"role": "assistant", "content": "??"}, {"role": "user", "content": "a fig"}]
     prompt = engine.continued_prompt(known, messages, 2)
     assert prompt[: len(known)] == known

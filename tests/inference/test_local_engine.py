@@ -97,7 +97,7 @@ async def test_later_turn_reuses_earlier_ones(make_engine: Any) -> None:
 
 
 async def test_small_prefix_cache_evicts_and_stays_exact(make_engine: Any) -> None:
-    tokens = 96  # a quarter of them for prefixes
+    tokens = 96  # a quarter of them are for prefixes
     engine = make_engine(cache_bytes=tokens * 2 * 2 * 2 * 8 * 4, max_concurrent=3)
     prompts = [prompt_of(40, start=start) for start in (5, 5, 60, 60, 5, 61)]
     outputs = await asyncio.gather(*(engine.complete(prompt, max_tokens=10) for prompt in prompts))

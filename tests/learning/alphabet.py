@@ -1,4 +1,4 @@
-"""Task that every algorithm learns: list the letters from one to another. A tiny policy mostly starts with a wrong one."""
+"""Task of every algorithm: list the letters from one to another. A tiny policy mostly starts with a wrong letter."""
 
 from __future__ import annotations
 

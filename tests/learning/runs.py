@@ -40,7 +40,7 @@ SHARED = [
 OWN: dict[str, list[str]] = {
     # The critic is untrained, and gets two steps to learn the mean reward before the policy is updated.
     "ppo": ["critic.lr=1e-3", "critic.warmup_steps=2"],
-    # Its four parts; the other two are its defaults.
+    # Two of DAPO's four parts; the other two are the algorithm's defaults.
     "dapo": [
         "rollout.resample_rounds=2",
         f"algorithm.overlong_length={MAX_TOKENS}",

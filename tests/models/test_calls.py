@@ -36,7 +36,7 @@ def calls_of(answer: Any) -> list[tuple[str, Any]]:
 
 def content_of(name: str, answer: Any) -> str:
     """Return the content without what the template prints around it, and the prompt of a next answer."""
-    content = answer.content.removeprefix("</think>")  # of a prompt that opens <think>, which no answer's print has
+    content = answer.content.removeprefix("</think>")  # from a prompt that opens <think>
     return (content.replace("<|START_THINKING|><|END_THINKING|>", "") if name in ASKS_ALWAYS else content).strip()
 
 

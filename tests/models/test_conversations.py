@@ -112,7 +112,7 @@ def sampled(template: ChatTemplate, answer: Message, tools: Any) -> list[int]:
     try:
         _, ids, mask = ChatTemplateParser(tokenizer).tokenize_and_mask([QUESTION, answer], tools)
         return [token for token, learned in zip(ids, mask, strict=True) if learned]
-    except ConfigError:  # its prompt has the part that it leaves out of an answer
+    except ConfigError:  # the prompt has a part that the printed answer lacks
         ids, _ = template.printed_answer(QUESTION, answer, tools)
         ends = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         return ids[: max(place for place, token in enumerate(ids, 1) if token in ends)]

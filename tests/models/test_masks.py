@@ -53,7 +53,7 @@ CONVERSATIONS: dict[str, list[Message]] = {
 
 ENDS = {
     "cohere": "<|END_OF_TURN_TOKEN|>",
-    "deepseek_r1": "<｜end▁of▁sentence｜> <｜tool▁call▁end｜>",  # the template ends a single call without the former
+    "deepseek_r1": "<｜end▁of▁sentence｜> <｜tool▁call▁end｜>",  # a single call has only the second
     "deepseek": "<｜end▁of▁sentence｜>",
     "diffusion_gemma": "<turn|> <|tool_response>",  # where a call ends, so that its result can follow
     "gemma4": "<turn|> <|tool_response>",

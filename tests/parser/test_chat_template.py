@@ -365,7 +365,7 @@ def test_template_that_requires_short_call_ids_gets_them() -> None:
     text = template(strict).render_text([USER, answer, {"role": "tool", "tool_call_id": call_id, "content": "r"}])
     short = text.partition("(")[2].partition(" ")[0]
     assert len(short) == 9
-    assert text.count(short) == 2  # call and result still belong together
+    assert text.count(short) == 2  # the call and its result have the same id
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_8_bit_averages_are_used_except_for_embeddings() -> None:
     saved = plain.memory()["optimizer"] - ours.memory()["optimizer"]
     assert (
         2 * 6400 * 3 - 2048 - 8 * 6400 / 256 - 64 <= saved <= 2 * 6400 * 3
-    )  # except for tables, and scales of 256 each
+    )  # less the tables, and a scale for each 256 numbers
 
 
 @pytest.mark.parametrize("offload", [False, True])

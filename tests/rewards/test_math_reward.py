@@ -472,7 +472,7 @@ def test_terminating_decimal_equals_its_fraction(digits: int, places: int) -> No
     decimal = format(Decimal(digits).scaleb(-places), "f")
     assert reward_of(rf"\frac{{{exact.numerator}}}{{{exact.denominator}}}", decimal) == 1.0
     other = Fraction(exact.numerator + 1, exact.denominator)
-    if max(abs(exact), abs(other)) < Fraction(1, 10**4):  # then a millionth of the number itself is allowed
+    if max(abs(exact), abs(other)) < Fraction(1, 10**4):  # for these a millionth of the number itself is allowed
         is_same = abs(other - exact) <= abs(other) / 10**6
     else:
         is_same = round(exact, 6) == round(other, 6)

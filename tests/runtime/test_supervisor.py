@@ -33,7 +33,7 @@ def test_program_is_ended_and_scratch_is_removed_only_with_its_owner(tmp_path: P
     program = psutil.Process(int(written.read_text()))
     if is_asked:
         ours.send(b".")
-    ours.close()  # else as if its owner had ended
+    ours.close()  # without the byte, as if its owner had ended
     os.kill(process.pid, 15)  # a signal does not interrupt the shutdown
     process.wait(30)
     program.wait(30)

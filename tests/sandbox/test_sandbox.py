@@ -47,7 +47,7 @@ async def test_output_is_streamed_and_its_middle_is_dropped(sandbox):
     async with asyncio.TaskGroup() as group:
         running = group.create_task(sandbox.exec(command, max_output_bytes=10_000, on_output=collect))
         await asyncio.wait_for(begun.wait(), 60)
-        await sandbox.exec("echo > /tmp/pipe")  # for which the first command waits
+        await sandbox.exec("echo > /tmp/pipe")  # the first command waits for this
     result = running.result()
     assert pieces[0] == ("stdout", b"first\n")
     assert result.stdout.startswith("first\ny\n")

@@ -281,7 +281,7 @@ def test_custom_http_client_is_tracked_once(server: ModelServer) -> None:
 def test_api_key_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert get_chat_client(base_url="http://127.0.0.1:9/v1").api_key == "EMPTY"
-    for none in (None, ""):  # as of a variable that is not set
+    for none in (None, ""):  # as from a variable that is not set
         assert get_chat_client(base_url="http://127.0.0.1:9/v1", api_key=none).api_key == "EMPTY"
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
     assert get_chat_client(base_url="http://127.0.0.1:9/v1").api_key == "sk-mine"

@@ -140,7 +140,7 @@ def graph_of(chat: ChatOpenAI, look_up: BaseTool | None = None) -> Any:
 
 def test_threads_sharing_a_new_client_all_find_create() -> None:
     with get_chat_client(base_url=PROXY) as client:
-        bare = openai.OpenAI.with_raw_response.__get__(client)  # as another thread may have found its parent's
+        bare = openai.OpenAI.with_raw_response.__get__(client)  # another thread may have found that of the parent class
         assert client.with_raw_response is bare
         assert client.with_raw_response.create
 

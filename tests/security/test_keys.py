@@ -232,7 +232,7 @@ def test_program_of_an_agent_gets_only_its_session_key(
     (tmp_path / "show.py").write_text("import json, os; print(json.dumps(dict(os.environ)))")
     show = [sys.executable, "-S", str(tmp_path / "show.py")]
 
-    def by_system() -> str:  # which rllm does not patch
+    def by_system() -> str:  # rllm does not patch `os.system`
         os.system(f"{' '.join(show)} > {tmp_path / 'shown'}")
         return (tmp_path / "shown").read_text()
 

@@ -71,7 +71,7 @@ def test_stream_is_decompressed_up_to_its_limit() -> None:
         (b"[" + b"[]," * 1_500_000 + b"[]]", True),
         (b"[" + b'{"a":1},' * 600_000 + b"1]", True),
         (b"[" + b"1," * 3_000_000 + b"1]", True),
-        (b'["' + b'[],{}\\",' * 2_000_000 + b'"]', False),  # a text of such characters
+        (b'["' + b'[],{}\\",' * 2_000_000 + b'"]', False),  # brackets inside of a string
         (b'["a\\\\",' + b'"\\\\",' * 1_000_000 + b'"["]', False),
         (b"[" + b"[]," * 500_000 + b"[]]", False),
     ],

@@ -216,7 +216,7 @@ def test_run_of_another_user_is_not_resumed_and_names_no_code(tmp_path: Path, mo
         (run / name).write_text(f"{content}# changed\n")
         assert not is_own(run)
         (run / name).write_text(content)
-    shutil.copytree(run, tmp_path / "copy")  # as others may send it back, with other checkpoints
+    shutil.copytree(run, tmp_path / "copy")  # another user may send it back with other checkpoints
     assert not is_own(tmp_path / "copy")
     monkeypatch.setenv("RLLM_HOME", str(tmp_path / "another user"))
     assert not is_own(run)

@@ -75,7 +75,7 @@ def test_weights_are_transferred_and_failed_transfers_are_detected(sglang: SGLan
     for version in range(3):
         with torch.no_grad():
             model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
-        handover.times = int(version == 1)  # which then takes two tries
+        handover.times = int(version == 1)  # two tries are needed then
         sampler.sync_weights(version)
         assert server.control.weight_version().endswith(f":{version}")
         assert sampler._published is not None

@@ -129,7 +129,7 @@ def test_resumed_run_continues_the_same_tracker_run(name: str, run_dir: Path) ->
     assert READERS[name](run_dir)[0] == {(1, "rollout/reward"): [0.5], (2, "rollout/reward"): [1.0]}
 
 
-TELLS_FOR_EVER = """
+LOGS_FOREVER = """
 import signal, sys
 from pathlib import Path
 from rllm.tracking.base import Trackers
@@ -146,8 +146,10 @@ signal.pause()
 
 def log_and_be_killed(name: str, run_dir: Path) -> None:
     """Log three steps, and be killed once they have arrived."""
-    own = {key: value for key, value in os.environ.items() if key != "WANDB_SERVICE"}  # and not this process's service
-    command = [sys.executable, "-c", TELLS_FOR_EVER, name, str(run_dir)]
+    own = {
+        key: value for key, value in os.environ.items() if key != "WANDB_SERVICE"
+    }  # without the W&B service of this process
+    command = [sys.executable, "-c", LOGS_FOREVER, name, str(run_dir)]
     training = subprocess.Popen(command, env=own, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not has_arrived(name, run_dir, step=3):
@@ -238,7 +240,7 @@ def test_wandb_reports_the_last_received_step_of_a_resumed_run(run_dir: Path) ->
 def test_wandb_without_login_is_reported(run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import wandb
 
-    wandb.teardown()  # it reads its variables once
+    wandb.teardown()  # W&B reads its variables only once
     monkeypatch.setenv("WANDB_MODE", "online")
     for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "nobody"))

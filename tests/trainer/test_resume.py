@@ -372,7 +372,7 @@ def test_changed_base_weights_are_rejected(tmp_path: Path, settings: list[str], 
     (folder / "model.safetensors").write_bytes(weights)
     with pytest.raises(ConfigError, match=rf"digest of the weights in {read_again} was '\w+' and is '\w+'"):
         check_identity(before, identity(*settings), tmp_path)
-    check_identity(plain, identity(), tmp_path)  # which resumes from its checkpoint alone
+    check_identity(plain, identity(), tmp_path)  # a plain run reads only its checkpoint
 
 
 def test_number_of_steps_cannot_change_with_a_decaying_schedule(run_trainer: RunTrainer) -> None:

@@ -111,7 +111,10 @@ class Node:
         processes += processes[0].children(recursive=True)
         lines = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
         processes += [process for process, line in lines if "rllm-sandboxes" in line and self.name in line[-1]]
-        for act in (psutil.Process.suspend, psutil.Process.kill):  # so that none does anything about the others
+        for act in (
+            psutil.Process.suspend,
+            psutil.Process.kill,
+        ):  # suspended first, so that none reacts to the end of others
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     act(process)

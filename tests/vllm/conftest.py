@@ -27,7 +27,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less to start
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # fewer processes to start
 }
 
 

@@ -16,7 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def main() -> None:
-    output, sys.stdout = sys.stdout, sys.stderr  # libraries print
+    output, sys.stdout = sys.stdout, sys.stderr  # since libraries print to stdout
     logging.disable()
     from transformers import AutoTokenizer
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest

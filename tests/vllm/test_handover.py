@@ -131,7 +131,7 @@ def test_transfer_without_effect_is_detected(vllm: VLLM, tmp_path: Path) -> None
         sampler.sync_weights(0)
         changed(model)
         handover.times = 1
-        sampler.sync_weights(1)  # which takes two tries
+        sampler.sync_weights(1)  # needs two tries
         assert handover.times == 0
         changed(model, seed=1)
         handover.times = 2

@@ -44,7 +44,7 @@ def test_published_weights_sample_the_next_answers_of_users(
     )
     with talking(talk, User(port)):
         trainer.train()
-    # Without reward are those that waited for new weights, and an answer of theirs may be of both.
+    # Sessions that waited for new weights have no reward, and their answers may be sampled by both weights.
     traces = traces_of(store, only_rewarded=True)
     before, after = ([trace for trace in traces if trace.weight_version == version] for version in (0, 1))
     assert (len(before), len(after)) == (NUM_SESSIONS, NUM_SESSIONS)

@@ -37,7 +37,7 @@ MANUAL = types.AutomaticFunctionCallingConfig(disable=True)
 @pytest.fixture
 def google_client(serve):
     """Google's client of a session; the gateway's URL and key may be passed instead."""
-    clients = []  # Each closes its connections when it is collected.
+    clients = []  # kept, since a client closes its connections when it is collected
 
     def client(served, base_url=None, api_key="unused", headers=None):
         url = base_url or served.server.session_url("s").removesuffix("/v1")
@@ -217,7 +217,7 @@ def test_key_and_header_name_the_session(serve, google_client, by):
     assert (refused.status_code, refused.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
 
 
-@pytest.mark.filterwarnings("ignore:Inheritance class:DeprecationWarning")  # From its use of aiohttp.
+@pytest.mark.filterwarnings("ignore:Inheritance class:DeprecationWarning")  # from the client's use of aiohttp
 async def test_asynchronous_clients_call_and_stream(serve, google_client):
     served = serve(["hello"])
     client = google_client(served)
