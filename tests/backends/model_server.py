@@ -16,7 +16,7 @@ ROUTES = """/health /v1/models /weight_info /pause /resume /reset_prefix_cache /
     /start_weight_update /update_weights /finish_weight_update /collective_rpc""".split()
 
 
-TOLD = {
+ANSWERS = {
     "/openapi.json": {"paths": {route: {} for route in ROUTES}},
     "/v1/models": {"data": [{"id": "policy"}]},
 }
@@ -76,8 +76,8 @@ class ModelServer:
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         if path not in ("/health", "/weight_info"):
             self.calls.append(path)
-        if path in TOLD:
-            return TOLD[path]
+        if path in ANSWERS:
+            return ANSWERS[path]
         match path:
             case "/collective_rpc" if body["method"] == "rllm_bits":
                 return {"results": [bits(self.model)]}

@@ -213,16 +213,16 @@ def test_drift_has_its_reason(messages: list[Message], prompt_ids: list[int], dr
 
 
 SHOWN: list[Message] = [{"role": "user", "content": "An example"}, {"role": "assistant", "content": "shown"}]
-SAID: Message = {"role": "assistant", "content": "It is 42."}
+REPLY: Message = {"role": "assistant", "content": "It is 42."}
 MORE: Message = {"role": "user", "content": "And 7 x 7?"}
 
 
 @pytest.mark.parametrize(
     ("messages", "drift"),
     [
-        ([USER, ANSWER, RESULT, SAID, MORE], None),
-        ([USER, ANSWER, RESULT, {**SAID, "content": "It is 43."}, MORE], "edited"),
-        ([RESULT, SAID, MORE], "edited"),
+        ([USER, ANSWER, RESULT, REPLY, MORE], None),
+        ([USER, ANSWER, RESULT, {**REPLY, "content": "It is 43."}, MORE], "edited"),
+        ([RESULT, REPLY, MORE], "edited"),
         ([{"role": "system", "content": "Be brief."}, USER, ANSWER, RESULT], "edited"),
         ([USER, ANSWER, MORE], None),
         ([*SHOWN, USER], None),
@@ -233,7 +233,7 @@ MORE: Message = {"role": "user", "content": "And 7 x 7?"}
 def test_history_with_our_answers_counts_as_edited(messages: list[Message], drift: str | None) -> None:
     known = after_one_answer()
     for asked, prompt_ids in (([USER, ANSWER, RESULT], [1, 2, 3, 90, 91, 5]), ([*SHOWN, USER], [7, 8])):
-        remember(known, MessageDigests.of(asked, None, known), trace_of(asked, SAID, prompt_ids, "t2"))
+        remember(known, MessageDigests.of(asked, None, known), trace_of(asked, REPLY, prompt_ids, "t2"))
     prompt_ids = [1, 2, 3, 90, 91, 5, 90, 91, 6] if messages[:2] == [USER, ANSWER] else [8]
     assert known.drift_of(MessageDigests.of(messages, None, known), prompt_ids) == drift
     assert known.drift_of(MessageDigests.of(messages, [CALL], known), prompt_ids) is None, (
@@ -256,12 +256,12 @@ def test_edits_between_answers_are_found() -> None:
     known = Conversations()
     reminder: Message = {"role": "system", "content": "Be brief."}
     other: Message = {"role": "assistant", "content": "49"}
-    for asked, answer in (([USER, reminder], SAID), ([USER, SAID, MORE, reminder], other)):
+    for asked, answer in (([USER, reminder], REPLY), ([USER, REPLY, MORE, reminder], other)):
         remember(known, MessageDigests.of(asked, None, known), trace_of(asked, answer, [1, 2, 3]))
     on = [MORE, reminder]
-    assert known.drift_of(MessageDigests.of([USER, SAID, MORE, other, *on], None, known), [8]) == "edited"
-    assert known.drift_of(MessageDigests.of([USER, SAID, RESULT, called("{}"), *on], None, known), [8]) is None
-    assert known.drift_of(MessageDigests.of([RESULT, SAID, RESULT, other, *on], None, known), [8]) is None
+    assert known.drift_of(MessageDigests.of([USER, REPLY, MORE, other, *on], None, known), [8]) == "edited"
+    assert known.drift_of(MessageDigests.of([USER, REPLY, RESULT, called("{}"), *on], None, known), [8]) is None
+    assert known.drift_of(MessageDigests.of([RESULT, REPLY, RESULT, other, *on], None, known), [8]) is None
 
 
 def test_answer_ended_by_a_stop_string_may_be_extended() -> None:

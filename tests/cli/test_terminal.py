@@ -11,7 +11,7 @@ import pytest
 from rllm.cli import terminal
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
-SAYS = """
+PROGRAM = """
 import sys
 from rllm.cli import main, terminal
 
@@ -26,7 +26,7 @@ def shown(*arguments, **variables):
     screen, theirs = pty.openpty()
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     with subprocess.Popen(
-        [sys.executable, "-c", SAYS, *arguments], stdout=theirs, env={**plain, "TERM": "xterm", **variables}
+        [sys.executable, "-c", PROGRAM, *arguments], stdout=theirs, env={**plain, "TERM": "xterm", **variables}
     ):
         os.close(theirs)
         pieces = list(iter(lambda: _read(screen), b""))

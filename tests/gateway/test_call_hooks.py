@@ -22,7 +22,7 @@ from .held import HeldEngine, HeldStore
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
-SAID = {"model": "m", "messages": [{"role": "user", "content": "a secret"}]}
+BODY = {"model": "m", "messages": [{"role": "user", "content": "a secret"}]}
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ async def test_upstream_gets_the_w3c_trace_of_the_request():
     app = create_app(MemoryTraceStore(), upstream)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         for headers in ({"traceparent": TRACEPARENT, "tracestate": "a=b", "authorization": "Bearer sk-secret"}, {}):
-            answer = await client.post("/v1/chat/completions", json=SAID, headers=headers)
+            answer = await client.post("/v1/chat/completions", json=BODY, headers=headers)
             assert answer.status_code == 200
     assert upstream.headers == [{"traceparent": TRACEPARENT, "tracestate": "a=b"}, {}]
 
 
 def test_call_is_part_of_the_trace_named_by_its_request(serve, collector):
     served = serve(["hello"], config=GatewayConfig(otel=True, shutdown_timeout_s=1.0))
-    served.post(json={**SAID, "top_p": 0.5, "stop": ["a secret"]}, headers={"traceparent": TRACEPARENT})
+    served.post(json={**BODY, "top_p": 0.5, "stop": ["a secret"]}, headers={"traceparent": TRACEPARENT})
     served.server.stop()
     span = collector.named("chat scripted")
     assert (span.trace_id, span.parent_id, span.kind) == (TRACE_ID, PARENT_ID, "CLIENT")
@@ -72,7 +72,7 @@ def test_call_is_part_of_the_trace_named_by_its_request(serve, collector):
 def test_values_unsupported_by_spans_are_left_out(serve, collector):
     served = serve(upstream="http", config=GatewayConfig(otel=True, shutdown_timeout_s=1.0))
     served.post(
-        json={**SAID, "seed": 2**63, "temperature": "hot", "top_p": 0.5}, headers={"traceparent": "00-nonsense"}
+        json={**BODY, "seed": 2**63, "temperature": "hot", "top_p": 0.5}, headers={"traceparent": "00-nonsense"}
     )
     served.server.stop()
     [span] = collector.spans()
@@ -84,7 +84,7 @@ def test_values_unsupported_by_spans_are_left_out(serve, collector):
 def test_each_dialect_and_failure_has_its_span(serve, collector):
     served = serve(upstream="http", config=GatewayConfig(otel_response_ids=True, otel=True, shutdown_timeout_s=1.0))
     served.post("/v1/completions", json={"model": "m", "prompt": "a", "stream": True})
-    served.post("/v1/messages", json={**SAID, "max_tokens": 9})
+    served.post("/v1/messages", json={**BODY, "max_tokens": 9})
     served.upstream.fault = "error"
     served.post("/v1/responses", json={"model": "m", "input": "a"})
     served.post(json={"messages": []}, headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"})
@@ -105,7 +105,7 @@ def test_calls_of_an_agent_are_parts_of_its_span(serve, collector):
     @trajectory(name="solver")
     def agent():
         client = get_chat_client(base_url=served.server.session_url("s"), api_key="unused")
-        return client.chat.completions.create(model="m", messages=SAID["messages"]).choices[0].message.content
+        return client.chat.completions.create(model="m", messages=BODY["messages"]).choices[0].message.content
 
     with session():
         assert agent().result == "hello"

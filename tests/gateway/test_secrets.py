@@ -187,15 +187,15 @@ async def test_key_repeated_in_an_answer_is_redacted(stream):
 
 
 _ESCAPED_KEY = "sk-upstream/0123456789"
-_SAID = b'{"error": {"message": "no such key: ' + _ESCAPED_KEY.replace("/", "\\/").encode() + b'"}}'
+_ERROR_WITH_KEY = b'{"error": {"message": "no such key: ' + _ESCAPED_KEY.replace("/", "\\/").encode() + b'"}}'
 
 
 @pytest.mark.parametrize(
     ("stream", "answer"),
     [
-        (False, http(401, _SAID)),
-        (True, http(401, _SAID)),
-        (True, http(200, _SAID)),
+        (False, http(401, _ERROR_WITH_KEY)),
+        (True, http(401, _ERROR_WITH_KEY)),
+        (True, http(200, _ERROR_WITH_KEY)),
         (False, http(200, f"no such key: {_ESCAPED_KEY}".encode())),
         (True, http(200, f"no such key: {_ESCAPED_KEY}".encode())),
         (False, http(200, f'"no such key: {_ESCAPED_KEY}"'.encode())),

@@ -17,11 +17,13 @@ from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, StepCredit, Tra
 
 from .conftest import RunTrainer, ask
 
-ASK, SAY = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
+QUESTION, ANSWER = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
 
 
 def trajectory(reward: float | None, *, task: str = "a", ids: tuple[int, ...] = (7, 8), **fields: Any) -> Trajectory:
-    steps = [Step(prompt_ids=[1, 2], response_ids=list(ids), logprobs=[-1.0] * len(ids), chat_completions=[ASK, SAY])]
+    steps = [
+        Step(prompt_ids=[1, 2], response_ids=list(ids), logprobs=[-1.0] * len(ids), chat_completions=[QUESTION, ANSWER])
+    ]
     return Trajectory(reward=reward, task={"question": task}, steps=steps, **fields)
 
 
@@ -29,7 +31,7 @@ def test_sufficient_reward_keeps_the_sampled_tokens() -> None:
     rows = process_trajectories([trajectory(1.0, ids=(7, 9)), trajectory(0.5), trajectory(0.4), trajectory(None)], 0.5)
     assert [row["reward"] for row in rows] == [1.0, 0.5]
     assert rows[0]["steps"] == [{"prompt_ids": [1, 2], "response_ids": [7, 9]}]
-    assert rows[0]["messages"] == [ASK, SAY]
+    assert rows[0]["messages"] == [QUESTION, ANSWER]
     assert json.loads(json.dumps(rows)) == rows
     assert AgentSFTTrainer.process_trajectories is process_trajectories
 
@@ -49,15 +51,17 @@ def test_trajectories_with_images_are_rejected() -> None:
 def test_conversation_without_ids_is_rendered_later() -> None:
     (row,) = process_trajectories([trajectory(1.0, ids=())], 0.5)
     assert "steps" not in row
-    assert row["messages"] == [ASK, SAY]
-    edited = Trajectory(reward=1.0, steps=[Step(chat_completions=[ASK, SAY]), Step(chat_completions=[SAY, ASK])])
+    assert row["messages"] == [QUESTION, ANSWER]
+    edited = Trajectory(
+        reward=1.0, steps=[Step(chat_completions=[QUESTION, ANSWER]), Step(chat_completions=[ANSWER, QUESTION])]
+    )
     with pytest.raises(ConfigError, match=r"'agent' has no token ids, and its steps do not extend each other"):
         process_trajectories([edited], 0.5)
 
 
 def test_rows_come_from_messages_trajectories_and_episodes() -> None:
     episode = Episode(id="t@3.0.1:2", trajectories=[trajectory(1.0, name="solver"), trajectory(0.0, trainable=False)])
-    rows = rows_of_items([{"messages": [ASK, SAY]}, trajectory(0.5), episode, episode.to_dict()])
+    rows = rows_of_items([{"messages": [QUESTION, ANSWER]}, trajectory(0.5), episode, episode.to_dict()])
     assert [row.get("reward") for row in rows] == [None, 0.5, 1.0, 1.0]
     assert rows[2] == rows[3]
     assert (rows[2]["task_id"], rows[2]["name"]) == ("t", "solver"), "the same task at any step of a run"
@@ -68,7 +72,7 @@ def test_rows_come_from_messages_trajectories_and_episodes() -> None:
 
 
 def test_trajectory_in_a_file_equals_one_in_memory() -> None:
-    spoken = Trajectory(steps=[Step(chat_completions=[ASK, SAY], reward=0.5)])
+    spoken = Trajectory(steps=[Step(chat_completions=[QUESTION, ANSWER], reward=0.5)])
     found = [trajectory(0.25), spoken, trajectory(1.0, trainable=False)]
     in_file = [json.loads(readable_json(item.to_dict())) for item in found]
     assert rows_of_items(in_file) == rows_of_items(found)
@@ -114,8 +118,8 @@ def test_store_yields_the_trained_trajectories_of_its_run() -> None:
         store.open_session(session, {"task_id": task_id, "index": 0, "split": split}).result()
         for place, (role, dropped, reward) in enumerate(credited):
             trace = Trace(
-                id=f"{session}-{place}", call_id=f"{session}-{place}", session_id=session, model="m", messages=[ASK],
-                response=SAY, prompt_ids=[1] * (place + 1), response_ids=[5, place], logprobs=[-1.0, -1.0],
+                id=f"{session}-{place}", call_id=f"{session}-{place}", session_id=session, model="m", messages=[QUESTION],
+                response=ANSWER, prompt_ids=[1] * (place + 1), response_ids=[5, place], logprobs=[-1.0, -1.0],
             )  # fmt: skip
             store.add([trace]).result()
             credit = StepCredit(
@@ -146,7 +150,7 @@ def test_scored_sessions_of_a_gateway_are_trained() -> None:
         store.open_session(session, metadata).result()
         for token in ids:
             trace = Trace(
-                id=f"{session}-{token}", call_id="c", session_id=session, model="m", messages=[ASK], response=SAY,
+                id=f"{session}-{token}", call_id="c", session_id=session, model="m", messages=[QUESTION], response=ANSWER,
                 prompt_ids=[1], response_ids=[token], logprobs=[-1.0], **expected,
             )  # fmt: skip
             store.add([trace]).result()

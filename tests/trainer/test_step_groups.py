@@ -41,7 +41,7 @@ def advantages(episodes: Sequence[Episode], algorithm: GRPO = GIGPO) -> list[lis
 
 
 def test_advantages_match_hand_computed_values() -> None:
-    # Returns: 0.5, 1 | 0, 0, 0 | 0. At the door 0.5, 0 and 0, with mean 1/6; in the hall 1 and 0; in the cellar only one.
+    # Returns: 0.5, 1 | 0, 0, 0 | 0. At the door 0.5, 0 and 0, with mean 1/6; in the hall 1 and 0; the cellar has one.
     episodes = [episode(0, 1.0, "door", "hall"), episode(1, 0.0, "door", "cellar", "door"), episode(2, 0.0, "hall")]
     first, second, third = advantages(episodes)
     assert first == pytest.approx([2 / 3 + 1 / 3, 2 / 3 + 1 / 2])

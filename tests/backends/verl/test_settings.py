@@ -17,7 +17,7 @@ from rllm.trainer.config import TrainConfig, load_config
 
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 
-SAID: dict[str, tuple[Any, str, Any]] = {
+MAPPED: dict[str, tuple[Any, str, Any]] = {
     # setting: (value, verl's key, verl's value), different from the default
     "model.path": ("other", f"{MODEL}.path", "other"),
     "model.gradient_checkpointing": (True, f"{MODEL}.enable_gradient_checkpointing", True),
@@ -45,9 +45,9 @@ def config_of(*overrides: str) -> TrainConfig:
     return load_config(["backend=verl", "model.path=some/model", *overrides])
 
 
-@pytest.mark.parametrize("setting", SAID)
+@pytest.mark.parametrize("setting", MAPPED)
 def test_settings_map_to_verl_keys(setting: str) -> None:
-    value, key, answer = SAID[setting]
+    value, key, answer = MAPPED[setting]
     before, after = verl_keys(config_of()), verl_keys(config_of(f"{setting}={value}"))
     assert key not in before or before[key].value != answer
     assert after[key].value == answer
