@@ -362,7 +362,7 @@ def run(seconds: float, connections: int, litellm: Path | None = None) -> list[d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Calls a second, CPU and added latency of the gateway.")
+    parser = argparse.ArgumentParser(description="Measure calls per second, CPU and added latency of the gateway.")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--litellm", type=Path, help="folder in which LiteLLM is installed, to measure its proxy too")

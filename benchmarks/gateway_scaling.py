@@ -130,7 +130,7 @@ def shown(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How the gateway bears many connections and many calls.")
+    parser = argparse.ArgumentParser(description="Measure the gateway under many connections and many calls.")
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds of load for each line of the table")
     parser.add_argument("--connections", type=int, nargs="+", default=CONNECTIONS)
     parser.add_argument(

@@ -75,7 +75,9 @@ def measured(model: str, max_staleness: int, options: argparse.Namespace) -> flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Rollouts ahead of the updates, against one after the other.")
+    parser = argparse.ArgumentParser(
+        description="Compare rollouts that run ahead of the updates with alternating ones."
+    )
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--tool-s", type=float, default=0.3, help="how long the agent's tool takes")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -93,7 +95,7 @@ def main() -> None:
         print(json.dumps({f"max_staleness={ahead}": value for ahead, value in seconds.items()}))
         return
     for ahead, value in seconds.items():
-        print(f"max_staleness={ahead}: {value:6.2f} s a step, {value / seconds[0]:.2f} of one after the other")
+        print(f"max_staleness={ahead}: {value:6.2f} s a step, {value / seconds[0]:.2f} of alternating")
 
 
 if __name__ == "__main__":

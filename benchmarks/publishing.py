@@ -185,7 +185,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What it takes to give a running vLLM new weights.")
+    parser = argparse.ArgumentParser(description="Measure the cost of sending new weights to a running vLLM.")
     parser.add_argument("--vllm", default=".vllm/bin/vllm", help="the program; `make test-vllm` installs one")
     parser.add_argument("--layers", type=int, default=10, help="layers of the model; each has 8.8 million parameters")
     parser.add_argument("--rounds", type=int, default=3)

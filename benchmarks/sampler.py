@@ -198,7 +198,7 @@ def bound(model: Any, workload: Workload) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {list(workloads(1))}; default: all")
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"one of {list(workloads(1))}; default: all")
     parser.add_argument("--model", type=Path, help="folder of a pretrained model; default: a tiny one, made here")
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM, to measure that, too")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of each answer")

@@ -200,7 +200,9 @@ def show(kind: str, row: dict[str, float], num_rollouts: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What of a training step is neither generation nor update.")
+    parser = argparse.ArgumentParser(
+        description="Measure the part of a training step that is neither generation nor update."
+    )
     parser.add_argument("--rollouts", type=int, default=1024, help="rollouts of a step")
     parser.add_argument("--tokens", type=int, default=64, help="maximum tokens of an answer")
     parser.add_argument("--steps", type=int, default=3, help="measured steps")

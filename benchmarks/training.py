@@ -80,9 +80,12 @@ def show(workload: str, sides: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A GRPO training step, ours against TRL's.")
+    parser = argparse.ArgumentParser(description="Compare a GRPO training step of rllm with one of TRL.")
     parser.add_argument(
-        "workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}; default: all that suit"
+        "workloads",
+        nargs="*",
+        metavar="WORKLOAD",
+        help=f"one of {', '.join(WORKLOADS)}; default: all that suit the model",
     )
     parser.add_argument("--model", type=Path, help="folder of a pretrained model; default: a tiny one, made here")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])

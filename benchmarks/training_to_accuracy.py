@@ -103,7 +103,7 @@ def measure(results: Results, job: Job, num_seeds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="From a checkpoint to an accuracy, ours against TRL's.")
+    parser = argparse.ArgumentParser(description="Compare rllm and TRL from a checkpoint to an accuracy.")
     parser.add_argument("--model", type=Path, help="folder of a pretrained model; default: a tiny one, made here")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--peer-rows", type=int, help="answers in a micro-batch of TRL; default: all answers of a turn")
