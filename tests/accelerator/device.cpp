@@ -1,7 +1,7 @@
-// An accelerator for tests, `strict`: a device of its own for PyTorch, whose memory and arithmetic are the CPU's.
+// An accelerator for tests, `strict`: a separate device for PyTorch, whose memory and arithmetic are the CPU's.
 //
-// What a CPU lets pass is refused here as on a GPU: an operation with tensors of both devices (numbers of no dimension and
-// indices apart, which a GPU takes too). Every operation runs on the CPU, over the same memory.
+// As on a GPU, an operation with tensors of both devices is rejected, except for zero-dimensional tensors and indices.
+// Every operation runs on the CPU, over the same memory.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -21,7 +21,7 @@ namespace {
 constexpr auto kStrict = c10::DeviceType::PrivateUse1;
 const c10::Device DEVICE(kStrict, 0);
 
-// --- memory: that of the CPU, under the device's name -----------------------------------------------------------------
+// --- memory: that of the CPU, under the device's name ----------------------------------------------------------------
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
@@ -61,7 +61,7 @@ void take_over(const at::Tensor& tensor, const at::Tensor& other) {
   impl->set_sizes_and_strides(other.sizes(), other.strides());
 }
 
-// --- every operation that is not below: on the CPU's twins of its tensors ----------------------------------------------
+// --- every operation not below: on CPU tensors over the same memory --------------------------------------------------
 
 class Operation {
  public:
@@ -132,7 +132,7 @@ class Operation {
 
 void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) { Operation(handle, stack).run(); }
 
-// --- what makes tensors, moves them, and looks at them in another way --------------------------------------------------
+// --- operations that create tensors, move them, and view them --------------------------------------------------------
 
 at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                  std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
@@ -196,7 +196,7 @@ at::Tensor& set_to_tensor(at::Tensor& tensor, const at::Tensor& other) {
   return tensor;
 }
 
-// --- the device itself: one, with one stream, always done ---------------------------------------------------------------
+// --- the device itself: a single one, with one stream that is always finished ----------------------------------------
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType static_type = kStrict;

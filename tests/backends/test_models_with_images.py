@@ -54,7 +54,7 @@ WHOLE = [
         LLAMA4,
         id="llama4",
         marks=pytest.mark.skipif(
-            transformers.__version__.startswith("5.24."), reason="Llama 4 of this transformers fails without an image"
+            transformers.__version__.startswith("5.24."), reason="in transformers 5.24 Llama 4 fails without an image"
         ),
     ),
 ]

@@ -105,7 +105,9 @@ def test_model_without_such_layers_is_rejected() -> None:
         recomputable_layers(torch.nn.Linear(1, 1))
 
 
-@pytest.mark.skipif(Version(transformers.__version__) >= Version("5.23"), reason="these layers do not fill it any more")
+@pytest.mark.skipif(
+    Version(transformers.__version__) >= Version("5.23"), reason="since transformers 5.23 these layers do not fill it"
+)
 def test_layers_that_always_fill_a_cache_are_rejected() -> None:
     config = DeepseekV4Config(
         vocab_size=60,

@@ -35,7 +35,7 @@ except OSError:
 GRANTED = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
-@pytest.mark.skipif(0 <= GRANTED < 2000, reason="the system grants too few")
+@pytest.mark.skipif(0 <= GRANTED < 2000, reason="the system grants too few open files")
 def test_file_limit_is_raised_to_the_maximum():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "2000 2000\n" * 2

@@ -229,7 +229,7 @@ def test_local_model_can_be_used(work, policy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_signal_stops_the_program_and_its_children(server, work, number):
     script = "setsid sleep 600 & echo $! > child; echo $$ > leader; wait"
     run = ["run", "--upstream", server.base_url, "--session", "mine", "--", "/bin/sh", "-c", script]

@@ -128,7 +128,7 @@ async def test_program_without_calls_gets_an_error_with_the_remedy(roll_out: Any
     assert "raised ValueError: could not convert string to float" in error["message"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_program_is_stopped_with_its_rollout(roll_out: Any, tmp_path: Path, is_async: bool) -> None:
     command = ["/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 600"]

@@ -81,8 +81,8 @@ def check_wheel(wheel: Path, source: Path) -> None:
         packed = {name for name in files.namelist() if ".dist-info/" not in name}
     package = source / "src"
     expected = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
-    require(packed == expected, f"not in the wheel: {expected - packed}; only there: {packed - expected}")
-    require(packed >= set(NEEDED), f"gone: {set(NEEDED) - packed}")
+    require(packed == expected, f"not in the wheel: {expected - packed}; only in the wheel: {packed - expected}")
+    require(packed >= set(NEEDED), f"missing: {set(NEEDED) - packed}")
     strangers = [name for name in packed if "tests/" in name and not name.startswith("rllm/cli/new_project/")]
     require(not strangers, f"tests are in the wheel: {strangers}")
     report(f"{wheel.name} has the {len(packed)} files of the package")
@@ -92,7 +92,7 @@ def use(environment: Path, version: str, folder: Path, *, demo: bool) -> None:
     """Take the first steps of a user, outside of the source folder."""
     folder.mkdir()
     found = run(environment, "rllm", "--version", cwd=folder)
-    require(version in found, f"rllm --version says {found!r}, and pyproject.toml {version!r}")
+    require(version in found, f"rllm --version prints {found!r}, and pyproject.toml has {version!r}")
     run(environment, "rllm", "demo", "--help", cwd=folder)
     run(
         environment,

@@ -41,7 +41,7 @@ def test_missing_file_is_reported(source: Path, tmp_path: Path) -> None:
 
 
 def test_uncommitted_file_is_reported(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"only there: \{'rllm/notes.txt'\}"):
+    with pytest.raises(SystemExit, match=r"only in the wheel: \{'rllm/notes.txt'\}"):
         check_wheel(wheel_of(tmp_path, *NEEDED, "rllm/notes.txt"), source)
 
 

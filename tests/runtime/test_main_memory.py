@@ -76,7 +76,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's setting")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_freed_memory_is_reused() -> None:
     done = subprocess.run([sys.executable, "-c", USES_TWICE], capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout) < 2**26 // resource.getpagesize() // 10  # without the setting, a page fault for each page
