@@ -439,15 +439,15 @@ async def test_agent_error_is_attributed_to_it(changes: dict[str, Any], expected
 
 
 async def test_steps_before_a_failure_are_kept_but_not_trained() -> None:
-    class Falls(Countdown):
+    class FailingStep(Countdown):
         def step(self, action: Any) -> Any:
             if self.left == 1:
                 raise RuntimeError("fell")
             return super().step(action)
 
-    (path,) = await engine_of(made_by(Falls)).execute_tasks([{"start": 3}])
+    (path,) = await engine_of(made_by(FailingStep)).execute_tasks([{"start": 3}])
     assert [decode(step.response_ids) for step in path.steps] == ["turn 0", "turn 1", "turn 2"]
-    assert path.info["error"]["message"].startswith("Falls.step raised RuntimeError: fell (at ")
+    assert path.info["error"]["message"].startswith("FailingStep.step raised RuntimeError: fell (at ")
     assert not path.trainable
     assert not is_scored(path.reward)
 
@@ -776,13 +776,13 @@ async def test_steps_are_snapshots(agent: type[BaseAgent]) -> None:
 
 
 async def test_changes_to_a_task_stay_within_its_rollout() -> None:
-    class Greedy(Countdown):
+    class TaskMutator(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Countdown:
-            return Greedy(info["starts"].pop())
+            return TaskMutator(info["starts"].pop())
 
     task = {"starts": [1, 2]}
-    found = await episodes([task] * 3, Greedy)
+    found = await episodes([task] * 3, TaskMutator)
     assert [len(episode.trajectories[0].steps) for episode in found] == [2, 2, 2]
     assert all(episode.task == task == {"starts": [1, 2]} for episode in found)
 

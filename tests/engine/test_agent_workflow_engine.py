@@ -329,14 +329,14 @@ async def test_hanging_thread_is_abandoned_at_the_deadline_with_its_object(pass_
 
 
 async def test_token_mismatch_stops_the_run() -> None:
-    class Lying(ScriptedEngine):
+    class MissingLogprob(ScriptedEngine):
         async def get_model_response(self, *args: Any, **params: Any) -> ModelOutput:
             output = await super().get_model_response(*args, **params)
             output.logprobs = output.logprobs[1:]
             return output
 
     with pytest.raises(TokenMismatchError):
-        await episodes(Solve, "fig", "apple", rollout_engine=Lying(shout))
+        await episodes(Solve, "fig", "apple", rollout_engine=MissingLogprob(shout))
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ async def test_concurrent_runs_have_their_own_arguments() -> None:
 
 
 async def test_task_that_outlives_its_rollout_adds_nothing_to_the_next(caplog: pytest.LogCaptureFixture) -> None:
-    class Leaves(Solve):
+    class LateCommit(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             await super().run(task, uid)
             if task["word"] == "first":
@@ -444,9 +444,9 @@ async def test_task_that_outlives_its_rollout_adds_nothing_to_the_next(caplog: p
 
     left: list[asyncio.Task[None]] = []
     may_commit = asyncio.Event()
-    first, second = await episodes(Leaves, "first", "second", n_parallel_tasks=1)
+    first, second = await episodes(LateCommit, "first", "second", n_parallel_tasks=1)
     assert [path.name for path in (*first.trajectories, *second.trajectories)] == ["solver", "solver"]
-    assert "Leaves: a task that has outlived its rollout committed 'late'" in caplog.text
+    assert "LateCommit: a task that has outlived its rollout committed 'late'" in caplog.text
 
 
 async def test_nested_workflow_keeps_both_commits() -> None:
@@ -502,7 +502,7 @@ async def test_equal_agents_are_not_considered_shared() -> None:
 
 
 async def test_changes_to_a_task_stay_within_its_attempt() -> None:
-    class Greedy(Solve):
+    class TaskMutator(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             seen.append(list(task["words"]))
             await super().run({"word": task["words"].pop()}, uid)
@@ -511,7 +511,7 @@ async def test_changes_to_a_task_stay_within_its_attempt() -> None:
 
     seen: list[list[str]] = []
     task = {"words": ["fig", "apple"]}
-    found = await engine_of(Greedy, n_parallel_tasks=1).execute_tasks([task, task])
+    found = await engine_of(TaskMutator, n_parallel_tasks=1).execute_tasks([task, task])
     assert seen == [["fig", "apple"]] * 3
     assert [episode.task for episode in found] == [{"words": ["fig", "apple"]}] * 2
 

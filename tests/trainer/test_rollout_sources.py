@@ -227,7 +227,7 @@ def test_workflow_is_retried_after_an_exception(tmp_path: Path) -> None:
 
 
 def test_failed_rollouts_are_left_out_of_the_baseline(tmp_path: Path) -> None:
-    class Falls(TwoTurns):
+    class FailingStep(TwoTurns):
         def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
             self.turn += 1
             if self.turn == 2 and self.idx == 0:
@@ -238,9 +238,9 @@ def test_failed_rollouts_are_left_out_of_the_baseline(tmp_path: Path) -> None:
 
         @staticmethod
         def from_dict(info: Any) -> TwoTurns:
-            return Falls(info["word"])
+            return FailingStep(info["word"])
 
-    backend = trained(tmp_path, agent_class=Echo, env_class=Falls)
+    backend = trained(tmp_path, agent_class=Echo, env_class=FailingStep)
     (batch,) = backend.batches
     assert len(backend.inference.outputs) == 2 * 4 * 2
     assert len(batch) == 2 * 2
@@ -294,7 +294,7 @@ def test_rewards_must_be_finite_in_every_source(tmp_path: Path, reward: Any, of_
         for item in path.steps if of_steps else [path]:
             item.reward = reward
 
-    class Vain(Echo):
+    class BadReward(Echo):
         def update_from_model(self, response: str) -> Action:
             action = super().update_from_model(response)
             spoil(self.path)
@@ -304,19 +304,19 @@ def test_rewards_must_be_finite_in_every_source(tmp_path: Path, reward: Any, of_
             super().update_from_env(observation, reward, done, info)
             spoil(self.path)
 
-    class VainWorkflow(ReturnsItself):
+    class BadRewardWorkflow(ReturnsItself):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
             episode = await super().run(task, uid)
             for path in episode.trajectories:
                 spoil(path)
             return episode
 
-    message = rf"8 x AgentError: Vain\w* returned the reward on trajectory '\w+' {reward!r}: use a finite number"
+    message = rf"8 x AgentError: BadReward\w* returned the reward on trajectory '\w+' {reward!r}: use a finite number"
     text_fails_earlier = isinstance(reward, str)
-    with pytest.raises(RolloutError, match="8 x AgentError: VainWorkflow" if text_fails_earlier else message):
-        trained(tmp_path / "workflow", ONCE, workflow_class=VainWorkflow)
+    with pytest.raises(RolloutError, match="8 x AgentError: BadRewardWorkflow" if text_fails_earlier else message):
+        trained(tmp_path / "workflow", ONCE, workflow_class=BadRewardWorkflow)
     with pytest.raises(RolloutError, match=message if not of_steps else "8 x"):
-        trained(tmp_path / "agent", ONCE, agent_class=Vain, env_class=TwoTurns)
+        trained(tmp_path / "agent", ONCE, agent_class=BadReward, env_class=TwoTurns)
 
 
 def test_max_steps_of_a_workflow_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
