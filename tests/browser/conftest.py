@@ -21,7 +21,7 @@ from rllm.viewer.app import create_app
 from rllm.viewer.runs import Runs
 
 from ..viewer.conftest import run_folder  # noqa: F401  # A fixture.
-from ..viewer.made import hostile_run, large_run, long_run, segmented_run
+from ..viewer.run_folders import hostile_run, large_run, long_run, segmented_run
 
 PICTURES = Path(__file__).parents[2] / "build/viewer"
 _TIMEOUT_MS = 60_000

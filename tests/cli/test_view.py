@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from ..viewer.made import large_run
+from ..viewer.run_folders import large_run
 from .conftest import here
 
 

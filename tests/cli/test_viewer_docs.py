@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ..viewer.made import large_run
+from ..viewer.run_folders import large_run
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "viewer.md").read_text()

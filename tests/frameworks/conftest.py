@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .forced import ForcedEngine
+from .forced_engine import ForcedEngine
 from .proof import Variant, prove
 from .rollouts import ROOT, Framework
 from .table import read_rows, write_rows

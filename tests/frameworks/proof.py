@@ -14,7 +14,7 @@ from rllm.algorithms.grpo import GRPO
 from rllm.trainer.credit import assemble
 from rllm.types import Episode, Step, Trace, Trajectory
 
-from .forced import ForcedEngine
+from .forced_engine import ForcedEngine
 from .rerendering import rerender
 from .rollouts import Framework, Rollout, Run, drifts_of, num_sequences_of
 from .shopping import PLAIN, THINKING, TOTAL, Mood, Speech

@@ -9,7 +9,7 @@ from rllm.capture import Conversations, MessageDigests
 from rllm.gateway.upstream.token_prompts import for_template
 from rllm.types import DRIFT_KEY, Trace
 
-from .forced import ForcedEngine
+from .forced_engine import ForcedEngine
 
 
 def rerender(traces: Sequence[Trace], engine: ForcedEngine) -> list[Trace]:

@@ -22,7 +22,7 @@ from rllm.store.memory import MemoryTraceStore
 from rllm.trainer.sequences import sequences_of
 from rllm.types import DRIFT_KEY, Episode, Step, Trace
 
-from .forced import ForcedEngine, Request, Script
+from .forced_engine import ForcedEngine, Request, Script
 from .shopping import THINKING, Mood, Shopper, Speech
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from rllm.gateway.upstream import EngineUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.types import NUM_SIDE_CALLS_KEY, Episode, Trajectory
 
-from .forced import ForcedEngine
+from .forced_engine import ForcedEngine
 from .proof import check_trained_once
 from .rollouts import num_sequences_of
 

@@ -16,7 +16,7 @@ from rllm.gateway.call_dedup import InFlightCall, InFlightCalls, RetryKey, retry
 from rllm.gateway.sessions import Session
 
 from ..waiting import wait_for
-from .held import HeldEngine
+from .held_engine import HeldEngine
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODY = {"model": "m", "messages": MESSAGES}

@@ -18,7 +18,7 @@ from rllm.testing.scripted import ScriptedEngine
 
 from ..telemetry.collector import collecting
 from ..waiting import wait_for
-from .held import HeldEngine, HeldStore
+from .held_engine import HeldEngine, HeldStore
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"

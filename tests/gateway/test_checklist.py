@@ -18,7 +18,7 @@ from rllm.testing.scripted_server import ScriptedServer
 
 from ..ports import free_port
 from ..waiting import wait_for
-from .held import HeldEngine
+from .held_engine import HeldEngine
 
 REQUESTS = {
     "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},

@@ -32,7 +32,7 @@ from rllm.sdk import session
 from rllm.store.memory import MemoryTraceStore
 from rllm.types import DRIFT_KEY, LOST_KEY
 
-from ..frameworks.forced import ForcedEngine
+from ..frameworks.forced_engine import ForcedEngine
 from ..inference.conftest import build_model, build_tokenizer
 from .token_server import TokenServer
 

@@ -15,7 +15,7 @@ from rllm.store import open_store
 from rllm.trainer.sequences import sequences_of
 from rllm.types import Step
 
-from ..frameworks.forced import ForcedEngine
+from ..frameworks.forced_engine import ForcedEngine
 
 NUM_TURNS = 60
 

@@ -18,7 +18,7 @@ from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 from rllm.testing.tiny_policy import train_tokenizer
 
-from .held import HeldEngine
+from .held_engine import HeldEngine
 
 ASKED = [{"role": "user", "content": "What is it?"}]
 FACTS = {"logprobs_kind": "processed", "template_hash": "abc"}

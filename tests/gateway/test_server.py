@@ -18,7 +18,7 @@ from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.types import token_versions
 
-from .held import HeldEngine
+from .held_engine import HeldEngine
 
 
 def gateway(**config):

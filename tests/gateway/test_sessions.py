@@ -20,7 +20,7 @@ from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.types import Trace
 
-from .held import HeldEngine
+from .held_engine import HeldEngine
 from .servers import RawServer
 from .servers import http as http_answer
 

@@ -11,7 +11,7 @@ from rllm.store.maintenance import Retention, prune
 from rllm.testing.scripted import ScriptedEngine
 
 from ..store.conftest import REQUIRED, postgres, postgres_url  # noqa: F401  # Fixtures.
-from .held import HeldEngine
+from .held_engine import HeldEngine
 
 HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -11,7 +11,7 @@ import pytest
 from rllm.testing.scripted import TURN_END, ScriptedEngine, encode_prompt
 
 from ..waiting import wait_for
-from .held import HeldEngine, HeldStore
+from .held_engine import HeldEngine, HeldStore
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 CHAT = "/sessions/s/v1/chat/completions"

@@ -15,7 +15,7 @@ from rllm.gateway.upstream import UpstreamPool
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted_server import ScriptedServer
 
-from .held import HeldEngine
+from .held_engine import HeldEngine
 from .servers import ANSWER, RawServer, event_stream, http
 
 OPERATOR = {"authorization": "Bearer key"}

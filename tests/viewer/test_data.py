@@ -20,7 +20,7 @@ from rllm.viewer.runs import Run
 from rllm.viewer.texts import MessageParts, message_parts, vocabulary_of
 from rllm.viewer.tokens import drifts_of, shade, token_table
 
-from .made import outcome_of, segmented_calls, trace_of, write_vocabulary
+from .run_folders import outcome_of, segmented_calls, trace_of, write_vocabulary
 
 
 def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rllm.types import OUTCOME_KEY
 from rllm.viewer.export import export_report
 
 from .conftest import Client
-from .made import ATTACK, hostile_run, outcome_of, trace_of, write_metrics
+from .run_folders import ATTACK, hostile_run, outcome_of, trace_of, write_metrics
 
 
 class Elements(HTMLParser):

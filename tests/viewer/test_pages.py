@@ -15,7 +15,7 @@ from rllm.viewer import charts
 from rllm.viewer.runs import Run
 
 from .conftest import Client
-from .made import trace_of
+from .run_folders import trace_of
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_queue_of_the_embedded_sampler_is_shown(run: Run) -> None:
 
 
 def test_runs_are_compared_in_the_same_charts(look: Client, run_folder: Path, tmp_path: Path) -> None:
-    from .made import large_run
+    from .run_folders import large_run
 
     other = large_run(tmp_path / "other", num_episodes=200)
     html = page(look(run_folder, other), "/run/real?with=other")
@@ -181,7 +181,7 @@ def test_runs_are_compared_in_the_same_charts(look: Client, run_folder: Path, tm
 
 
 def test_line_of_a_single_point_is_drawn_as_a_point(look: Client, tmp_path: Path) -> None:
-    from .made import large_run
+    from .run_folders import large_run
 
     run = large_run(tmp_path / "young", num_episodes=4)
     rows = [*({"step": step, "rollout/reward": 0.5} for step in range(200)), {"step": 200, "eval/reward": 0.25}]

@@ -10,7 +10,7 @@ from rllm.viewer.runs import Runs
 
 from ..store.conftest import REQUIRED, postgres, postgres_url  # noqa: F401  # Fixtures.
 from .conftest import Client
-from .made import outcome_of, trace_of
+from .run_folders import outcome_of, trace_of
 
 pytestmark = [
     pytest.mark.postgres,

@@ -28,7 +28,7 @@ from rllm.viewer.rollouts import SORTS, Rollouts
 from rllm.viewer.runs import Run, Runs
 
 from .conftest import Client
-from .made import large_run, outcome_of, trace_of, write_vocabulary
+from .run_folders import large_run, outcome_of, trace_of, write_vocabulary
 
 
 def test_folder_of_runs_shows_existing_and_new_runs(look: Client, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rllm.store.base import SessionInfo
 from rllm.types import OUTCOME_KEY
 from rllm.viewer.rollouts import Query, Rollout, contains_text, rollout_of, search
 
-from .made import outcome_of, trace_of
+from .run_folders import outcome_of, trace_of
 
 
 def made(number: int, **fields) -> Rollout:

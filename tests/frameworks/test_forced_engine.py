@@ -14,7 +14,7 @@ from rllm.gateway.upstream import EngineUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.types import DRIFT_KEY, Trace
 
-from .forced import ForcedEngine
+from .forced_engine import ForcedEngine
 from .rerendering import rerender
 from .rollouts import drifts_of, num_sequences_of
 
