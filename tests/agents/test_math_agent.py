@@ -30,7 +30,7 @@ async def test_reward_of_none_stays_unscored(play):
     assert UNSCORED == 0.0  # so a comparison with 0 is not possible
 
 
-async def test_error_in_reward_function_is_named(play):
+async def test_error_in_a_reward_function_names_it(play):
     def broken_reward(task, action):
         return 1 / 0
 

@@ -100,7 +100,7 @@ def test_layers_are_restored_afterwards(make_model: Make) -> None:
     assert "forward" not in vars(layers[0])
 
 
-def test_model_without_such_layers_is_rejected() -> None:
+def test_model_without_recomputable_layers_is_rejected() -> None:
     with pytest.raises(ConfigError, match="Linear"):
         recomputable_layers(torch.nn.Linear(1, 1))
 

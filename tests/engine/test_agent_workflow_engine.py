@@ -347,7 +347,7 @@ async def test_token_mismatch_stops_the_run() -> None:
         (None, "Odd.run ended without a trajectory"),
     ],
 )
-async def test_invalid_return_value_of_a_workflow_is_named(returned: Any, expected_message: str) -> None:
+async def test_invalid_return_value_names_the_workflow(returned: Any, expected_message: str) -> None:
     class Odd(Workflow):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Any:
             return returned

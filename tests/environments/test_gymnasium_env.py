@@ -105,7 +105,7 @@ def test_truncation_is_distinguished_from_termination():
     assert (done, info["terminated"], info["truncated"]) == (True, False, True)
 
 
-def test_answer_without_a_legal_action_is_counted_and_asked_again():
+def test_answer_without_a_legal_action_is_counted_and_repeats_the_question():
     env = GymnasiumEnv(Doors, action_labels=["open", "close"])
     env.reset()
     assert env.step("hm") == (
@@ -138,13 +138,13 @@ def test_user_functions_convert_observations_and_actions():
     assert env.step("stop")[0].startswith("Invalid action: say 'go'.")
 
 
-def test_error_in_the_action_parser_is_named():
+def test_error_in_the_action_parser_names_it():
     env = GymnasiumEnv(Doors, parse_action=lambda text, space: {}["move"])
     with pytest.raises(EnvError, match="parse_action of Doors raised KeyError"):
         env.step("1")
 
 
-def test_error_or_wrong_return_value_of_an_environment_is_named():
+def test_error_or_wrong_return_value_names_the_environment():
     with pytest.raises(EnvError, match=r"Broken\.step raised RuntimeError: the door is stuck"):
         GymnasiumEnv(Broken).step("1")
     with pytest.raises(EnvError, match=r"OldApi\.step returned 4"):
@@ -175,7 +175,7 @@ def test_task_that_cannot_be_created_is_rejected(task: dict, message: str):
         GymnasiumEnv.from_dict(task)
 
 
-def test_constructor_error_is_named():
+def test_constructor_error_names_the_environment():
     with pytest.raises(EnvError, match="Doors raised TypeError"):
         GymnasiumEnv(Doors, {"num_doors": 3})
 

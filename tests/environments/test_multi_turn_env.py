@@ -115,7 +115,7 @@ def test_missing_or_invalid_reward_function_is_rejected_at_once(reward_fn: objec
         SingleTurnEnvironment.from_dict({**TASK, "reward_fn": reward_fn})
 
 
-def test_failing_or_invalid_reward_is_named():
+def test_failing_or_invalid_reward_is_an_error_of_its_function():
     def broken(task, action):
         raise KeyError("ground_truth")
 

@@ -179,7 +179,7 @@ async def test_action_of_another_type_is_an_agent_error(action: object):
         await environment().async_step(action)
 
 
-async def test_error_in_reward_function_is_named():
+async def test_error_in_a_reward_function_names_it():
     def broken(task, answer):
         raise LookupError("no key")
 

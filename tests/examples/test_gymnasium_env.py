@@ -48,7 +48,7 @@ def test_hand_earns_the_reward_of_gymnasium(play, seed):
     assert {decode(step.response_ids) for step in trajectory.steps} <= {"hit", "I stick"}
 
 
-def test_answer_without_a_move_is_asked_again(play):
+def test_answer_without_a_move_repeats_the_question(play):
     episode = play(0, lambda text: "stick" if "Legal actions: 0 (stick), 1 (hit)" in text else "double down")
     [trajectory] = episode.trajectories
     assert [step.action for step in trajectory.steps] == ["double down", "stick"]

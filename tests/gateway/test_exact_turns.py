@@ -170,7 +170,7 @@ def test_quoted_control_tokens_cannot_forge_a_turn(served: Any, engine: LocalEng
         assert other.prompt_ids[len(known) :].count(end) == (1 if one.response_ids[-1] == end else 2)
 
 
-def test_engine_may_return_the_prompt_ids_as_it_was_given_them(engine: LocalEngine) -> None:
+def test_engine_may_return_the_given_prompt_ids(engine: LocalEngine) -> None:
     class Echoing:
         tokenizer = engine.tokenizer
 

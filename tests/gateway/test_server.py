@@ -62,7 +62,7 @@ def test_port_in_use_is_reported_and_the_thread_ends():
         assert set(threading.enumerate()) <= before, "no new thread is left"
 
 
-def test_foreign_host_is_reported():
+def test_host_that_cannot_be_resolved_is_reported():
     with pytest.raises(ConfigError, match=r"host='nowhere\.invalid'"):
         gateway(host="nowhere.invalid", api_key="k").start()
 

@@ -183,7 +183,7 @@ def test_failed_call_is_recorded_with_its_reason(proxy, upstream, fault, reason,
     assert all(reason in trace.error for trace in traces)
 
 
-def test_session_is_named_like_in_the_gateway(proxy):
+def test_session_is_named_as_in_the_gateway(proxy):
     ask(proxy, "", "key", headers={"authorization": "Bearer rllm-by-key"})
     ask(proxy, "", "metadata", metadata={"rllm_session": "by-metadata"})
     ask(proxy, "by-header", "header", headers={"x-rllm-metadata": '{"agent": "solver"}'})

@@ -166,7 +166,7 @@ def test_passed_calls_are_counted_beyond_the_first_failure() -> None:
     assert metadata == {"passed": 2, "total": 3, "first_failure": failure}
 
 
-def test_failed_test_function_is_named() -> None:
+def test_failed_test_function_is_reported_by_name() -> None:
     metadata = judged(TEST_FUNCTIONS, "def add(a, b):\n    return 3").metadata
     assert metadata == {"passed": 1, "total": 2, "first_failure": {"test": "test_zero", "error": "AssertionError: "}}
 

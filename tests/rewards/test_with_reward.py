@@ -70,7 +70,7 @@ async def test_reward_gets_the_task_unchanged_by_the_agent() -> None:
     assert (await with_reward(use_up_later, is_sum)(nums=[1, 2])).is_correct
 
 
-def test_error_in_reward_function_is_named() -> None:
+def test_error_in_a_reward_function_names_it() -> None:
     def broken(task: object, answer: str) -> float:
         raise KeyError("gold")
 

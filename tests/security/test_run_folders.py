@@ -66,7 +66,7 @@ def test_readers_do_not_open_a_store_outside_of_the_folder(tmp_path: Path, opene
 
 
 @pytest.mark.parametrize("command", ["explain", "rescore", "export", "sft", "view"])
-def test_commands_reject_such_a_folder(
+def test_commands_reject_a_store_outside_of_the_folder(
     tmp_path: Path, opened: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     from rllm import cli

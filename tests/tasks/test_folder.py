@@ -1,4 +1,4 @@
-"""Task folders are parsed like in Harbor; errors and ignored fields are reported."""
+"""Task folders are parsed as in Harbor; errors and ignored fields are reported."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ def test_task_has_the_fields_of_its_folder(task_folder):
 
 
 @pytest.mark.parametrize("reading", READINGS["toml"], ids=lambda reading: reading["text"][:40] or "empty")
-def test_task_toml_is_parsed_like_in_harbor(task_folder, reading):
+def test_task_toml_is_parsed_as_in_harbor(task_folder, reading):
     folder = task_folder({"task.toml": reading["text"]})
     if reading["read"] is None:
         with pytest.raises(ConfigError, match=r"task\.toml"):

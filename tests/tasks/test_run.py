@@ -160,7 +160,7 @@ async def test_agent_error_is_attributed_to_it(local, task_folder):
         await run_task(read_task(task_folder()), Broken(), local)
 
 
-async def test_agent_error_is_named_if_its_files_cannot_be_compared(local, task_folder, monkeypatch, caplog):
+async def test_agent_error_is_reported_even_if_its_files_cannot_be_compared(local, task_folder, monkeypatch, caplog):
     def compare(before, after):
         raise OSError("File name too long")
 

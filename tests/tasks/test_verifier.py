@@ -1,4 +1,4 @@
-"""Rewards in files of verifiers, parsed like in Harbor."""
+"""Rewards in files of verifiers, parsed as in Harbor."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ READINGS = json.loads(Path(__file__).with_name("harbor_readings.json").read_text
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=lambda reading: f"{reading['name']}: {reading['text'].strip()}")
-def test_rewards_are_parsed_like_in_harbor(reading):
+def test_rewards_are_parsed_as_in_harbor(reading):
     theirs = reading["read"]
     if theirs is None:
         with pytest.raises(RewardError, match=reading["name"]):

@@ -215,7 +215,7 @@ async def test_async_tool_can_be_called_from_anywhere() -> None:
         assert (await asyncio.to_thread(tool, x=4)).output == expected
 
 
-async def test_call_may_be_awaited_like_in_the_rllm_framework() -> None:
+async def test_call_may_be_awaited_as_in_the_rllm_framework() -> None:
     tool = Tool(function=search)
     assert await tool("rivers", limit=1, use_async=True) == tool("rivers", limit=1)
     assert (

@@ -290,6 +290,6 @@ def test_killed_node_leaves_no_containers(
     until(lambda: not lost.containers)
 
 
-def test_node_without_bubblewrap_is_named(cluster: tuple[str, list[Node]], project: Path, hidden: Path) -> None:
+def test_error_names_the_node_without_bubblewrap(cluster: tuple[str, list[Node]], project: Path, hidden: Path) -> None:
     with pytest.raises(ConfigError, match=r"node \S+ cannot run rollouts: .*apt-get install bubblewrap"):
         ray_tasks.main(cluster[0], f"tasks:{hidden}/tasks?agent=agents/solver.py:solve", 1, {"PATH": "/nowhere"})

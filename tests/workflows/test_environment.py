@@ -94,7 +94,7 @@ async def test_environment_created_during_cancellation_is_closed() -> None:
     assert Slow.was_closed.wait(60)
 
 
-async def test_constructor_error_is_named() -> None:
+async def test_constructor_error_names_the_environment() -> None:
     class Broken(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Any:
