@@ -14,7 +14,7 @@ PRICES = "42.85 euro for crème brûlée in a box\n6.20 euro for café au lait i
 
 
 def claude(*options: str) -> str:
-    """Return its answer, once it has written the bill."""
+    """Run Claude Code, and return its answer once it has written the bill."""
     Path("prices.txt").write_text(PRICES)
     command = ["claude", "--print", TASK, "--model", MODEL, "--allowedTools", "Bash", *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -23,7 +23,7 @@ env_key = "OPENAI_API_KEY"
 
 
 def execute() -> str:
-    """Return its answer, once it has written the bill."""
+    """Run Codex, and return its answer once it has written the bill."""
     home = Path(".codex").absolute()
     home.mkdir()
     (home / "config.toml").write_text(CONFIG.format(model=MODEL, url=os.environ["OPENAI_BASE_URL"]))

@@ -20,7 +20,7 @@ PROVIDERS = {
 
 
 def run(way: str) -> str:
-    """Return its answer, once it has written the bill."""
+    """Run OpenCode, and return its answer once it has written the bill."""
     package, url, key = PROVIDERS[way]
     provider = {
         "npm": package,

@@ -16,7 +16,7 @@ SETTINGS = {"privacy": {"usageStatisticsEnabled": False}}
 
 
 def qwen(login: str, *options: str) -> str:
-    """Return its answer, once it has written the bill."""
+    """Run Qwen Code, and return its answer once it has written the bill."""
     Path("prices.txt").write_text(PRICES)
     Path(".qwen").mkdir()
     Path(".qwen/settings.json").write_text(json.dumps(SETTINGS))
