@@ -27,7 +27,7 @@ IMPORTS = (
 )
 PARTS = [
     "trainer", "gateway", "backends", "sdk engine tools", "cli", "inference", "compat data viewer sandbox algorithms",
-    "parser", "security store", "rewards frameworks testing",
+    "parser", "security store", "rewards", "frameworks testing",
 ]  # fmt: skip
 """Folders of tests; all others are the last part."""
 NOT_HERE = ["test_language.py"]

@@ -349,6 +349,7 @@ def test_turn_of_a_long_conversation_digests_only_its_own_messages() -> None:
             known.provide_tokens(MessageDigests.of(messages, None, known), trace)
 
 
+@pytest.mark.slow
 def test_kept_digests_equal_computed_ones() -> None:
     """Conversations that take turns and branch, with edits, lost messages, other tools and rewritten arguments."""
     random, known, ended, num_reused = Random(0), Conversations(), [[USER]], 0

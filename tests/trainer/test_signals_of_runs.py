@@ -82,12 +82,20 @@ def first_step(model: Path, run_dir: Path, agent: Callable[..., Any], changes: M
     [
         ("no_variance", alike, {}, "use tasks that are neither too hard nor too easy"),
         ("all_dropped", varied, {"roles": {"agent": {"trainable": False}}}, "on (12 x dropped/not_trainable)"),
-        ("all_dropped", with_separate_names, {}, "on (12 x dropped/too_few_siblings)"),
-        ("all_truncated", cut_off, {}, "raise rollout.max_tokens"),
+        pytest.param(
+            "all_dropped", with_separate_names, {}, "on (12 x dropped/too_few_siblings)", marks=pytest.mark.slow
+        ),
+        pytest.param("all_truncated", cut_off, {}, "raise rollout.max_tokens", marks=pytest.mark.slow),
         ("many_truncated", varied, {}, "raise rollout.max_tokens"),
-        ("rewards_raise", badly_judged, {}, "see the warnings above"),
+        pytest.param("rewards_raise", badly_judged, {}, "see the warnings above", marks=pytest.mark.slow),
         ("ratio_overflow", varied, {"optim": {"lr": 0.3, "num_epochs": 6}}, "lower optim.lr"),
-        ("entropy_collapse", alike, {"rollout": {"temperature": 1e-4}}, "algorithm.entropy_coef"),
+        pytest.param(
+            "entropy_collapse",
+            alike,
+            {"rollout": {"temperature": 1e-4}},
+            "algorithm.entropy_coef",
+            marks=pytest.mark.slow,
+        ),
         (
             "sampler_disagrees",
             varied,
