@@ -207,14 +207,16 @@ test-openenv: $(VENV)-openenv/.installed  ## Environments of real OpenEnv server
 test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those of several gateways, on a real PostgreSQL.
 	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store tests/viewer tests/gateway/test_shared_store.py
 
-# The long suites in four parts: TURN=0 to 3 runs one of them, as .ci/run does, a different one each day; without TURN all run.
-NIGHTLY_0 := test-vllm test-litellm test-trackers test-openenv test-fuzz
-NIGHTLY_1 := test-slow test-learning test-accelerator test-kills
-NIGHTLY_2 := test-verifiers test-verl test-pretrained
-NIGHTLY_3 := test-games test-examples test-frameworks
+# The long suites in six parts: TURN=0 to 5 runs one of them, as .ci/run does, a different one each day; without TURN all run.
+NIGHTLY_0 := test-vllm test-litellm test-trackers test-fuzz
+NIGHTLY_1 := test-slow test-accelerator test-kills
+NIGHTLY_2 := test-verifiers test-verl
+NIGHTLY_3 := test-games test-frameworks
+NIGHTLY_4 := test-learning test-openenv
+NIGHTLY_5 := test-pretrained test-examples
 
-nightly: $(VENV)/.dev  ## The long suites; TURN=0 to 3 for a quarter of them.
-	@for suite in $(if $(TURN),$(NIGHTLY_$(TURN)),$(NIGHTLY_0) $(NIGHTLY_1) $(NIGHTLY_2) $(NIGHTLY_3)); do \
+nightly: $(VENV)/.dev  ## The long suites; TURN=0 to 5 for one of six parts.
+	@for suite in $(if $(TURN),$(NIGHTLY_$(TURN)),$(foreach turn,0 1 2 3 4 5,$(NIGHTLY_$(turn)))); do \
 		begin=$$(date +%s); $(MAKE) --no-print-directory $$suite || exit 1; \
 		echo "== $$suite: $$(($$(date +%s) - begin)) s"; \
 	done
