@@ -34,7 +34,7 @@ class Verdict:
 
 
 class VerdictError(RewardError):
-    """Raised without a verdict: the judge failed, or its answer cannot be read."""
+    """Raised if the judge fails, or if its answer cannot be read."""
 
     def __init__(self, message: str, tokens_in: int = 0, tokens_out: int = 0) -> None:
         super().__init__(message)
