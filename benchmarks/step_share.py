@@ -4,7 +4,7 @@
 
 A policy of 3.7 million parameters is sampled from by the embedded engine and trained by GRPO, 16 rollouts of each
 task, one answer of `--tokens` tokens each. Everything happens in one process, whose CPU seconds are counted.
-Generation is the time of the engine's own thread, update the time of the optimiser's step. The rest is everything
+Generation is the time of the engine's own thread, update the time of the optimizer's step. The rest is everything
 else: agents, their clients and the gateway; prompts to tokens and answers to text; assembling the batch; publishing,
 explaining and writing. The rows `in process` have agents in environments, the rows `over HTTP` the function of
 docs/scaling.md, which creates a client for each rollout; the time inside that function, in the package `openai`, is a

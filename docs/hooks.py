@@ -156,7 +156,7 @@ FEATURES = {
     "the embedded sampler": ["model.engine=embedded"],
     "vLLM as the sampler": ["model.engine=vllm"],
     "LoRA": ["model.lora_rank=8"],
-    "quantised frozen weights": ["model.quantize=int8", "model.lora_rank=8"],
+    "quantized frozen weights": ["model.quantize=int8", "model.lora_rank=8"],
     "reference model for KL": ["algorithm.kl_coef=0.1"],
     "reference model in main memory": ["model.reference_offload=true", "algorithm.kl_coef=0.1"],
     "AdamW in main memory": ["optim.offload=true"],

@@ -61,7 +61,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def no_collection() -> Generator[None, None, None]:
-    """Garbage collection is disabled: in a deep recursion no stack is left for finalisers of objects of other
+    """Garbage collection is disabled: in a deep recursion no stack is left for finalizers of objects of other
     tests, and each error there is reported as a failure of this one."""
     gc.disable()
     yield

@@ -42,7 +42,7 @@ the model's own at temperature 1. `unknown`: the server did not specify."""
 
 
 class Unscored(float):
-    """Value of a reward that was never set: `0.0` in arithmetic, recognised by `is_scored`."""
+    """Value of a reward that was never set: `0.0` in arithmetic, recognized by `is_scored`."""
 
     def __new__(cls) -> Unscored:
         return super().__new__(cls, 0.0)

@@ -25,7 +25,7 @@ def test_equal_sums_of_different_parts_get_different_credit() -> None:
         assert got == pytest.approx(wanted, abs=1e-4)
 
 
-def test_weights_multiply_normalised_parts() -> None:
+def test_weights_multiply_normalized_parts() -> None:
     scaled = group({"a": 0, "b": 100}, {"a": 1, "b": 0})
     assert GDPO(weights={"b": 0.5}).credit(scaled) == pytest.approx([-0.5, 0.5], abs=1e-4)
 

@@ -15,12 +15,12 @@ from .values import batch_of, group_of
 REWARDS = st.floats(-1e3, 1e3)
 
 
-def test_unnormalised_credit_is_the_distance_from_the_mean() -> None:
+def test_unnormalized_credit_is_the_distance_from_the_mean() -> None:
     assert GRPO(normalize_std=False).credit(group_of(1.0, 0.0)) == [0.5, -0.5]
     assert GRPO(normalize_std=False).credit(group_of(1.0, 0.0, 0.0, 0.0)) == [0.75, -0.25, -0.25, -0.25]
 
 
-def test_normalised_credit_uses_the_population_standard_deviation() -> None:
+def test_normalized_credit_uses_the_population_standard_deviation() -> None:
     assert GRPO().credit(group_of(1.0, 0.0)) == pytest.approx([1.0, -1.0], abs=1e-5)
     assert GRPO().credit(group_of(1.0, 0.0, 0.0, 0.0)) == pytest.approx([3**0.5] + [-(3**-0.5)] * 3, abs=1e-5)
     assert GRPO().credit(group_of(3.0, 1.0)) == [1 / (1 + EPSILON), -1 / (1 + EPSILON)]

@@ -32,7 +32,7 @@ def test_length_weighted_credits_sum_to_zero(rows: list[tuple[float, int]]) -> N
 
 
 @given(ROWS)
-def test_baseline_minimises_the_variance(rows: list[tuple[float, int]]) -> None:
+def test_baseline_minimizes_the_variance(rows: list[tuple[float, int]]) -> None:
     """Gradients whose squared norm is the length."""
     rewards, lengths = [reward for reward, _ in rows], [size for _, size in rows]
     best = OPO().baseline(group_of(*rewards, lengths=lengths))

@@ -42,7 +42,7 @@ ENERGIES = st.lists(st.floats(0.01, 2), min_size=1, max_size=5)
 
 @given(st.lists(st.tuples(st.floats(-5, 5), ENERGIES), min_size=2, max_size=5))
 def test_weighted_advantages_sum_to_zero_at_each_position(rows: list[tuple[float, list[float]]]) -> None:
-    """Hence the baseline of a position minimises the weighted sum of squared advantages, the gradient's variance."""
+    """Hence the baseline of a position minimizes the weighted sum of squared advantages, the gradient's variance."""
     found = credited([reward for reward, _ in rows], [energies for _, energies in rows])
     for place in range(max(len(energies) for _, energies in rows)):
         there = [(a, energies) for a, (_, energies) in zip(found, rows, strict=True) if len(energies) > place]

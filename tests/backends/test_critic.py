@@ -110,7 +110,7 @@ def test_policy_is_unchanged_during_critic_warmup(make_backend: MakeBackend, gro
 
 @pytest.mark.parametrize(("bound", "moves"), [(1e-12, False), (1.0, True)])
 def test_critic_has_its_own_gradient_bound(make_backend: MakeBackend, groups: Make, bound: float, moves: bool) -> None:
-    """AdamW normalises gradients of any scale, except for those below its epsilon of 1e-8."""
+    """AdamW normalizes gradients of any scale, except for those below its epsilon of 1e-8."""
     backend = make_backend(critic=CriticConfig(lr=1e-2, max_grad_norm=bound))
     batch = judged(backend, groups(2, 2), returns=3.0)
     update_weights(backend, batch, PPO(value_clip=None))

@@ -325,9 +325,9 @@ def without(name: str) -> Callable[[Path], None]:
 DAMAGE = {
     "no weights": without("model.safetensors"),
     "no config": without("config.json"),
-    "no optimiser": without(RECOVERY_FILE),
+    "no optimizer": without(RECOVERY_FILE),
     **{f"{length} bytes of weights": cut("model.safetensors", length) for length in (0, 100, 50_000)},
-    **{f"{length} bytes of optimiser": cut(RECOVERY_FILE, length) for length in (0, 100, 50_000)},
+    **{f"{length} bytes of optimizer": cut(RECOVERY_FILE, length) for length in (0, 100, 50_000)},
     "half a config": cut("config.json", 100),
     "other ids of tokens": with_two_ids_exchanged,
     "another chat template": lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"),

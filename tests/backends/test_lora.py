@@ -317,7 +317,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "no adapter": lambda folder: (folder / ADAPTER_WEIGHTS_FILE).unlink(),
     "half an adapter": cut,
     "no settings": lambda folder: (folder / "adapter_config.json").unlink(),
-    "no optimiser": lambda folder: (folder / RECOVERY_FILE).unlink(),
+    "no optimizer": lambda folder: (folder / RECOVERY_FILE).unlink(),
 }
 
 

@@ -1,4 +1,4 @@
-"""Quantised weights below an adapter give the results of dequantised ones. `tests/pretrained` tests those of bitsandbytes."""
+"""Quantized weights below an adapter give the results of dequantized ones. `tests/pretrained` tests those of bitsandbytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_int8_has_a_scale_for_each_row() -> None:
 
 
 def dequantized(model: Any, kind: Any) -> Any:
-    """Return a copy of a model with the dequantised weights of its quantised form."""
+    """Return a copy of a model with the dequantized weights of its quantized form."""
     twin = copy.deepcopy(model)
     for parent in list(twin.modules()):
         for name, child in list(parent.named_children()):
@@ -68,7 +68,7 @@ def batch_of(*sequences: list[int]) -> Batch:
 
 
 @pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_quantised_weights_compute_the_same_as_dequantised_ones(
+def test_quantized_weights_compute_the_same_as_dequantized_ones(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend], recompute: bool
 ) -> None:
     model = make_model()
@@ -90,7 +90,7 @@ def test_quantised_weights_compute_the_same_as_dequantised_ones(
     torch.testing.assert_close(torch.tensor(answer.logprobs), twin.score(sampled), atol=1e-4, rtol=0)
 
 
-def test_metrics_count_quantised_weights_at_their_size(
+def test_metrics_count_quantized_weights_at_their_size(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend]
 ) -> None:
     model = make_model()
@@ -100,7 +100,7 @@ def test_metrics_count_quantised_weights_at_their_size(
     assert make_backend(model, lora=SMALL, quantize="int8").memory()["weights"] == plain - 3 * layers + 4 * scales
 
 
-def test_copies_of_the_model_share_its_quantised_weights(
+def test_copies_of_the_model_share_its_quantized_weights(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend]
 ) -> None:
     backend = make_backend(make_model(num_layers=1), lora=SMALL, quantize="int8", overlap=True)
@@ -111,7 +111,7 @@ def test_copies_of_the_model_share_its_quantised_weights(
     assert ours == theirs
 
 
-def test_weights_are_dequantised_to_the_dtype_of_the_model(make_model: Callable[..., Any]) -> None:
+def test_weights_are_dequantized_to_the_dtype_of_the_model(make_model: Callable[..., Any]) -> None:
     model = make_model().to(torch.bfloat16).requires_grad_(False)
     fraction = quantize(model, "int8", CPU)
     assert 0 < fraction < 1
@@ -120,7 +120,7 @@ def test_weights_are_dequantised_to_the_dtype_of_the_model(make_model: Callable[
     assert model(input_ids=torch.tensor([[1, 2]])).logits.dtype == torch.bfloat16
 
 
-def test_adapter_on_quantised_weights_is_saved_and_resumed(
+def test_adapter_on_quantized_weights_is_saved_and_resumed(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend], tmp_path: Path
 ) -> None:
     backend, resumed = (make_backend(make_model(), lora=SMALL, quantize="int8") for _ in range(2))
@@ -131,7 +131,7 @@ def test_adapter_on_quantised_weights_is_saved_and_resumed(
     assert torch.equal(resumed.score(batch), backend.score(batch))
 
 
-def test_server_gets_an_ordinary_folder_of_the_dequantised_model(
+def test_server_gets_an_ordinary_folder_of_the_dequantized_model(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend], tmp_path: Path
 ) -> None:
     backend = make_backend(make_model(num_layers=1), lora=SMALL, quantize="int8")

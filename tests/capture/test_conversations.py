@@ -1,4 +1,4 @@
-"""Answers recognised by their content, however clients write them back."""
+"""Answers recognized by their content, however clients write them back."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def called(arguments: Any, **changes: Any) -> Message:
         "calls-only",
     ],
 )
-def test_answer_is_recognised_in_any_form(echo: Message) -> None:
+def test_answer_is_recognized_in_any_form(echo: Message) -> None:
     prior = prior_after(after_one_answer(), [USER, echo, RESULT])
     assert prior is not None
     assert (prior.trace_id, prior.num_messages, list(prior.token_ids)) == ("t1", 2, [1, 2, 3, 90, 91])
@@ -324,7 +324,7 @@ def test_reasoning_distinguishes_equal_answers(thought: str, from_trace: str) ->
     assert prior.trace_id == from_trace
 
 
-def test_invalid_messages_are_not_recognised() -> None:
+def test_invalid_messages_are_not_recognized() -> None:
     odd: Any = [
         "text",
         {"role": "assistant", "tool_calls": ["x", {"function": None}]},

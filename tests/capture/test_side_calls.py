@@ -34,7 +34,7 @@ def trace(id: str, messages: list[dict[str, Any]], answer: str = "", **fields: A
         ({"response_format": "text"}, False, None),
     ],
 )
-def test_side_calls_recognised_at_request_time(request_fields, session_has_tools, reason):
+def test_side_calls_recognized_at_request_time(request_fields, session_has_tools, reason):
     assert side_call({"messages": ASKED, **request_fields}, session_has_tools=session_has_tools) == reason
 
 
@@ -48,7 +48,7 @@ def test_prompt_of_bare_ids_counts_as_a_turn_of_the_task():
     assert set(side_calls([trace("ids", [], "ok"), trace("main", ASKED, "I will", tools=TOOLS)])) == set()
 
 
-def test_title_requested_first_is_recognised_by_later_calls():
+def test_title_requested_first_is_recognized_by_later_calls():
     traces = [trace("title", ASKED, "Fixing"), trace("main", ASKED, "I will", tools=TOOLS)]
     assert set(side_calls(traces)) == {"title"}
 
@@ -59,7 +59,7 @@ def test_continued_plan_belongs_to_the_task():
     assert set(side_calls(traces)) == set()
 
 
-def test_plan_is_recognised_without_surrounding_whitespace():
+def test_plan_is_recognized_without_surrounding_whitespace():
     planned = [*ASKED, {"role": "assistant", "content": "First read."}, {"role": "user", "content": "go"}]
     traces = [trace("plan", ASKED, "\n\nFirst read.\n"), trace("main", planned, "ok", tools=TOOLS)]
     assert set(side_calls(traces)) == set()

@@ -66,7 +66,7 @@ def asking(text, code=0):
     return ["--", sys.executable, "-S", "program.py", text, str(code)]
 
 
-def test_output_passes_through_and_calls_are_summarised(run, work):
+def test_output_passes_through_and_calls_are_summarized(run, work):
     done = run("--session", "mine", "--metadata", "task=7", *asking("hi,again"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "HI\nAGAIN\n"

@@ -35,7 +35,7 @@ def test_tool_call_ids_do_not_change_the_seed() -> None:
     assert CallSeeds().next(0, turn("call_1"), TOOLS) != CallSeeds().next(0, turn("call_1", "sub"), TOOLS)
 
 
-def test_seed_ignores_the_address_of_unserialisable_objects() -> None:
+def test_seed_ignores_the_address_of_unserializable_objects() -> None:
     class Picture:
         pass
 

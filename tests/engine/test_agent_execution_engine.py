@@ -486,7 +486,7 @@ async def test_unscored_step_is_not_zero() -> None:
     assert "'talker'" in episode.info["unscored"]
 
 
-async def test_unserialisable_observation_is_a_warning() -> None:
+async def test_unserializable_observation_is_a_warning() -> None:
     class Odd(Countdown):
         def reset(self) -> Any:
             return {"board": object()}, {}

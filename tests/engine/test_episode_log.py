@@ -158,7 +158,7 @@ class Stubborn:
         ([10**30, object], [str(10**30), "<class 'object'>"]),
     ],
 )  # fmt: skip
-def test_unserialisable_values_become_the_closest_json(tmp_path, value, seen):
+def test_unserializable_values_become_the_closest_json(tmp_path, value, seen):
     with EpisodeLog(tmp_path / "e.jsonl") as log:
         log.append(Episode(id="t:0", info={"value": value}))
     assert next(EpisodeLog.read(log.path)).info == {"value": seen}

@@ -135,7 +135,7 @@ async def test_only_server_failures_are_retried_in_a_new_session() -> None:
         (AgentError("x"), False),
     ],
 )
-def test_transient_errors_are_recognised(error: InferenceError, transient: bool) -> None:
+def test_transient_errors_are_recognized(error: InferenceError, transient: bool) -> None:
     assert is_transient(error) is transient
 
 

@@ -1,4 +1,4 @@
-"""A LangChain agent that summarises its history, and asks another model for a part of its task.
+"""A LangChain agent that summarizes its history, and asks another model for a part of its task.
 
 It is run by the interpreter of `.frameworks/langgraph`, in a folder with the files of `errand.FILES`; it prints its answer.
 """

@@ -1,7 +1,7 @@
 """Answers of the model in the tests of frameworks: it asks for two prices, one after the other, and adds them.
 
 Every example has the same task and the same tool, so that only the framework differs. The arguments are those that frameworks
-often change when they serialise them again: two spaces, 7.0, nested objects, escapes, letters beyond ASCII, keys in another order.
+often change when they serialize them again: two spaces, 7.0, nested objects, escapes, letters beyond ASCII, keys in another order.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def assistant(text: str) -> dict[str, str]:
 
 
 def summary_in_the_conversation(ask: Ask) -> None:
-    """Summarise like Claude Code: with the same tools, and a last user message that asks for the summary."""
+    """Summarize like Claude Code: with the same tools, and a last user message that asks for the summary."""
     messages = [SYSTEM, user("Fix the bug.")]
     messages += [assistant(ask(messages)), user("FileNotFoundError")]
     summary = ask([*messages[:2], messages[2], user("Summarize the conversation.")])
@@ -42,7 +42,7 @@ def summary_in_the_conversation(ask: Ask) -> None:
 
 
 def summary_without_tools(ask: Ask) -> None:
-    """Summarise like Codex and OpenCode: in a separate call, whose answer returns in a user message."""
+    """Summarize like Codex and OpenCode: in a separate call, whose answer returns in a user message."""
     messages = [SYSTEM, user("Fix the bug.")]
     messages += [assistant(ask(messages)), user("FileNotFoundError")]
     ask(messages)

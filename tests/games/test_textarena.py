@@ -77,7 +77,7 @@ def test_unavailable_opponent_is_reported() -> None:
         games(first_free, "TicTacToe-v0", opponent="http://127.0.0.1:9/v1", opponent_model="m", seat="0")
 
 
-def test_invalid_moves_are_counted_and_penalised_by_the_rules() -> None:
+def test_invalid_moves_are_counted_and_penalized_by_the_rules() -> None:
     episode, _ = games(lambda messages: "hello", "TicTacToe-v0")
     loser, winner = episode.trajectories
     assert (loser.reward, loser.info["num_invalid_moves"]) == (-1.0, 2)

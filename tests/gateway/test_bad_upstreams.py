@@ -116,7 +116,7 @@ class Thread:
 ODD_ERROR = {"message": ["no"], "type": 5, "code": {"x": 1}, "param": [1]}
 
 
-async def test_error_object_with_any_types_is_normalised():
+async def test_error_object_with_any_types_is_normalized():
     async with RawServer(http(400, {"error": ODD_ERROR})) as server:
         upstream = HTTPUpstream(server.url)
         transport = httpx.ASGITransport(create_app(MemoryTraceStore(), upstream))

@@ -33,7 +33,7 @@ async def test_both_answers_with_the_same_call_ids_are_continued(serve, other, e
         assert traces[-1].parent_id == traces[choice["index"]].id
         assert DRIFT_KEY not in traces[-1].metadata
 
-    # A session that is read from the store again recognises them, too.
+    # A session that is read from the store again recognizes them, too.
     again = (await Sessions(served.store).get("s")).conversations
     first = written_back(choices[0]["message"], '{ "q": "cats" }')
     answer = MessageDigests.of([USER, first, RESULT, {"role": "assistant", "content": "Done."}, USER], None, again)

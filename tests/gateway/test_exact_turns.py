@@ -462,7 +462,7 @@ def with_tools_prompted(template: str) -> str:
 
 
 def _adds(prompt: str) -> str:
-    """Call the tool, with spaces that serialisers do not write, until both sums are read."""
+    """Call the tool, with spaces that serializers do not write, until both sums are read."""
     a, b = ("2", "3") if "\n5\n" not in prompt else ("5", "4")
     call = f'<tool_call>\n{{"name": "add", "arguments": {{"a":  {a},"b": {b} }}}}\n</tool_call>'
     return "It is 9." if "\n9\n" in prompt else call

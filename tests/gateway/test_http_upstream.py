@@ -183,7 +183,7 @@ async def test_overlong_answer_is_shortened_to_the_limit():
     assert [b"max_tokens" in request for request in server.requests] == [True, False]
 
 
-async def test_sglang_error_in_the_answer_is_recognised():
+async def test_sglang_error_in_the_answer_is_recognized():
     found = b"Requested token count exceeds the model's maximum context length of 2048 tokens."
     body = b'{"object":"error","message":"%s","type":"BadRequestError","param":null,"code":400}' % found
     refused = b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)

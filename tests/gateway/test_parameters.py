@@ -673,7 +673,7 @@ def test_header_is_absent_if_every_field_was_applied(clients: Any, http: httpx.C
     assert (counted.status_code, HEADER in counted.headers) == (200, False)
 
 
-def test_names_are_logged_once_and_sanitised(
+def test_names_are_logged_once_and_sanitized(
     http: httpx.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parameters, "_logged", set())

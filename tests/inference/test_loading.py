@@ -136,7 +136,7 @@ def test_folder_without_weights_is_reported(folder: Path) -> None:
         load_model(folder)
 
 
-def test_missing_weights_are_not_initialised(folder: Path) -> None:
+def test_missing_weights_are_not_initialized(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     weights["model.norm.weight"] = weights["model.norm.weight"][:-1].clone()

@@ -141,10 +141,10 @@ async def test_logprobs_are_those_of_the_sampled_distribution(make_engine: Any, 
         assert output.logprobs_kind == "processed"
         logits = forward_logits(engine.model, output.prompt_ids, output.completion_ids)
         for row, token, logprob in zip(logits, output.completion_ids, output.logprobs, strict=True):
-            assert logprob == pytest.approx(hand_renormalised(row, token, **params), abs=1e-4)
+            assert logprob == pytest.approx(hand_renormalized(row, token, **params), abs=1e-4)
 
 
-def hand_renormalised(
+def hand_renormalized(
     logits: torch.Tensor, token: int, *, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0
 ) -> float:
     ranked = sorted(enumerate((logits / temperature).softmax(-1).tolist()), key=lambda pair: -pair[1])

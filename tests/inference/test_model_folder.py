@@ -71,11 +71,11 @@ def test_tokenizer_of_another_model_is_rejected(folder: Path, tokenizer: Any) ->
         LocalEngine(loaded.model, loaded.tokenizer)
 
 
-def test_quantised_weights_require_an_adapter(folder: Path) -> None:
+def test_quantized_weights_require_an_adapter(folder: Path) -> None:
     about = json.loads((folder / "config.json").read_text())
     about["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (folder / "config.json").write_text(json.dumps(about))
-    with pytest.raises(ConfigError, match=r"quantised \(gptq\).*model\.lora_rank"):
+    with pytest.raises(ConfigError, match=r"quantized \(gptq\).*model\.lora_rank"):
         check_source(folder, trains_all=True)
 
 

@@ -1,4 +1,4 @@
-"""A policy learns from a teacher with another tokenisation of the same letters."""
+"""A policy learns from a teacher with another tokenization of the same letters."""
 
 from __future__ import annotations
 

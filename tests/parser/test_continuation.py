@@ -60,7 +60,7 @@ def continuation_of(parser: ChatTemplateParser) -> Continuation:
 def test_conversation_is_one_append_only_sequence(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message], garble: list[int]
 ) -> None:
-    """Sampled ids are kept in any tokenisation, and the template's text follows them."""
+    """Sampled ids are kept in any tokenization, and the template's text follows them."""
     parser = parser_of(family)
     continuation = continuation_of(parser)
     first, *_ = places_of_answers(messages)

@@ -1,4 +1,4 @@
-"""Control tokens that messages quote are text; everything else is tokenised as before."""
+"""Control tokens that messages quote are text; everything else is tokenized as before."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_template_that_splits_answers_at_a_token_finds_it(parser_of: ParserOf) -
 @pytest.mark.parametrize("family", TEMPLATES)
 @settings(suppress_health_check=list(HealthCheck))
 @given(text=st.text(alphabet='ab é\n<>|_{}"\\/im_end', max_size=30))
-def test_other_text_is_tokenised_unchanged(parser_of: ParserOf, family: str, text: str) -> None:
+def test_other_text_is_tokenized_unchanged(parser_of: ParserOf, family: str, text: str) -> None:
     template, tokenizer = parser_of(family).template, parser_of(family).tokenizer
     messages = conversation(text.replace("|>", ""))
     rendered = template.render_text(messages, TOOLS)

@@ -15,7 +15,7 @@ R1_BLOCK, R1_BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end
 R1_CALL, R1_CALL_END, R1_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 KIMI = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 WRITTEN = r'{"b":  7.0,"a":[6, {"x": "}"}], "note": "caf\u00e9 → [TOOL] ok\/fine" }'
-"""Arguments that change if they are parsed and serialised."""
+"""Arguments that change if they are parsed and serialized."""
 
 
 def r1(name: str, arguments: str) -> str:

@@ -38,7 +38,7 @@ def convert(file: Path, folder: Path) -> None:
 
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    # Newer releases mark the model as quantised, although its weights are not any more, and refuse to save it.
+    # Newer releases mark the model as quantized, although its weights are not any more, and refuse to save it.
     model.hf_quantizer = None
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(folder)

@@ -57,7 +57,7 @@ def test_int8_equals_that_of_bitsandbytes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_gradient_equals_that_of_the_dequantised_layer(kind: Any) -> None:
+def test_gradient_equals_that_of_the_dequantized_layer(kind: Any) -> None:
     quantized, plain = QuantizedLinear(linear(), kind), linear()
     plain.weight = torch.nn.Parameter(quantized.weight)
     states = torch.randn(5, 96, generator=torch.Generator().manual_seed(1))
@@ -134,7 +134,7 @@ def test_8_bit_adamw_resumes_bit_for_bit(offload: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_quantised_model_is_sampled_in_batches_with_the_trainer_numbers(
+def test_quantized_model_is_sampled_in_batches_with_the_trainer_numbers(
     kind: str, smollm: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ["model.device=cpu", "model.lora_rank=16", f"model.quantize={kind}"]

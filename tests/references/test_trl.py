@@ -36,7 +36,7 @@ SEEDS = pytest.mark.parametrize("rows", [Rows(seed) for seed in range(8)], ids=s
 def trl_loss(rows: Rows, batch: Batch, logprobs: Tensor, *, delta: float | None = None, **settings: Any) -> Tensor:
     """Return the loss of a GRPOTrainer whose model gave these log-probabilities.
 
-    The trainer is not initialised, which would need a model and a dataset: only the inputs of its loss are set.
+    The trainer is not initialized, which would need a model and a dataset: only the inputs of its loss are set.
     """
     trainer_class = importlib.import_module("trl").GRPOTrainer
     accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)

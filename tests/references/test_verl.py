@@ -55,8 +55,8 @@ def test_grpo_agrees_with_verl(verl: ModuleType, rows: Rows) -> None:
     compute = verl.compute_grpo_outcome_advantage
     plain = outcome_advantages(compute, rows, norm_adv_by_std_in_grpo=False)
     assert_close(by_group(GRPO(normalize_std=False), rows), plain)
-    normalised = outcome_advantages(compute, rows, norm_adv_by_std_in_grpo=True)
-    assert_close(by_group(GRPO(), rows), normalised * (GROUP_SIZE / (GROUP_SIZE - 1)) ** 0.5)
+    normalized = outcome_advantages(compute, rows, norm_adv_by_std_in_grpo=True)
+    assert_close(by_group(GRPO(), rows), normalized * (GROUP_SIZE / (GROUP_SIZE - 1)) ** 0.5)
 
 
 @SEEDS

@@ -16,7 +16,7 @@ def test_example_of_the_tutorial_has_its_reward() -> None:
     assert (verdict.reward, verdict.is_correct) == (1.0, True)
 
 
-def test_articles_punctuation_and_case_are_normalised() -> None:
+def test_articles_punctuation_and_case_are_normalized() -> None:
     assert normalize("  The  Beatles' \n song, an Ode.") == "beatles song ode"
 
 

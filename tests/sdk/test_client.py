@@ -240,7 +240,7 @@ def test_calls_from_threads_belong_to_the_session(server: ModelServer) -> None:
     assert sorted(trace.response["content"] for trace in sess.llm_calls) == ["0", "1", "2"]
 
 
-def test_unserialisable_metadata_is_sent_as_text(server: ModelServer) -> None:
+def test_unserializable_metadata_is_sent_as_text(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url) as client:
         for value in ({1, 2}, {("a",): 1}, float("nan"), "naïve 日本 % 😀", "a\udcff 😀"):
             with session(x=value):

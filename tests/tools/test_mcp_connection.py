@@ -166,7 +166,7 @@ async def test_tools_with_equal_names_are_numbered() -> None:
         assert (await tools[-1].call({})).output == "計算"
 
 
-async def test_unserialisable_arguments_do_not_end_other_calls() -> None:
+async def test_unserializable_arguments_do_not_end_other_calls() -> None:
     deep: list[Any] = []
     for _ in range(300):
         deep = [deep]

@@ -1,4 +1,4 @@
-"""Files with the input of the optimiser."""
+"""Files with the input of the optimizer."""
 
 from __future__ import annotations
 

@@ -339,8 +339,8 @@ def test_divergence_is_discounted_like_rewards() -> None:
 
 def test_equal_rewards_are_uniform_despite_critic_and_divergence() -> None:
     scorer = TableScorer(policy={4: -1.0}, reference={3: -0.5, 4: -1.5}, critic={3: 0.25})
-    penalised = ReinforcePlusPlus(kl_coef=0.5, kl_in="reward")
-    for algorithm in (TRUSTING, penalised):
+    penalized = ReinforcePlusPlus(kl_coef=0.5, kl_in="reward")
+    for algorithm in (TRUSTING, penalized):
         alike = assembled(episodes_of(path(1.0), path(1.0)), algorithm, scorer)
         assert alike.batch.advantages.any()
         assert (alike.num_groups, alike.num_uniform_groups) == (1, 1)

@@ -1,4 +1,4 @@
-"""The sums of `rllm explain` over all episodes equal the input of the optimiser, for runs of any kind."""
+"""The sums of `rllm explain` over all episodes equal the input of the optimizer, for runs of any kind."""
 
 from __future__ import annotations
 

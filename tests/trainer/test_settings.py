@@ -124,7 +124,7 @@ COMMON: dict[str, Any] = {
     "rollout": {"num_retries": 0},
 }
 EVALUATED: dict[str, Any] = {**COMMON, "eval": {"every": 0, "temperature": 0.5}}
-"""Settings with another temperature in evaluations, by which their requests are recognised."""
+"""Settings with another temperature in evaluations, by which their requests are recognized."""
 
 
 def dropped(reason: str) -> Callable[[Run], float]:

@@ -195,10 +195,10 @@ def test_adapter_on_another_base_is_detected(servers: Servers, tmp_path: Path) -
         sampler.sync_weights(0)
 
 
-def test_quantised_policy_is_sampled_with_its_dequantised_weights(
+def test_quantized_policy_is_sampled_with_its_dequantized_weights(
     servers: Servers, vllm_command: str, tmp_path: Path
 ) -> None:
-    """The server starts with the dequantised weights, and gets the adapter alone."""
+    """The server starts with the dequantized weights, and gets the adapter alone."""
     servers.close()
     settings = [
         *(f"model.path={servers.folder / 'model'}", "model.device=cpu", "model.lora_rank=4", "model.quantize=int8"),

@@ -205,14 +205,14 @@ class Algorithm:
         return self.needs_values
 
     @property
-    def penalises_divergence(self) -> bool:
+    def penalizes_divergence(self) -> bool:
         """Return whether the divergence from the reference is subtracted from rewards, before they are credited."""
         return self.needs_reference and self.kl_in == "reward"
 
     @property
     def needs_scores(self) -> bool:
         """Return whether the batch must be scored before rewards become advantages."""
-        return self.needs_values or self.needs_energies or self.penalises_divergence
+        return self.needs_values or self.needs_energies or self.penalizes_divergence
 
     @property
     def learns_without_advantage(self) -> bool:
@@ -223,8 +223,8 @@ class Algorithm:
         """
         if self.observation_coef:
             return True
-        regularised = self.entropy_coef != 0 or (self.needs_reference and self.kl_in == "loss")
-        return self.needs_values or self.needs_teacher or regularised
+        regularized = self.entropy_coef != 0 or (self.needs_reference and self.kl_in == "loss")
+        return self.needs_values or self.needs_teacher or regularized
 
     def credits(self, groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
         """Return the advantages of all groups of a batch; override to compare across groups."""

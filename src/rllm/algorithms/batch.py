@@ -1,4 +1,4 @@
-"""The optimiser's input: token sequences, and one number for each of their trained tokens."""
+"""The optimizer's input: token sequences, and one number for each of their trained tokens."""
 
 from __future__ import annotations
 

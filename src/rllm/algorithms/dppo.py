@@ -16,7 +16,7 @@ from rllm.algorithms.losses import probability_ratio
 
 @dataclass(frozen=True, kw_only=True)
 class DPPO(GRPO):
-    """Divergence proximal policy optimisation (Qi et al. 2026, arXiv:2602.04879), with the binary approximations.
+    """Divergence proximal policy optimization (Qi et al. 2026, arXiv:2602.04879), with the binary approximations.
 
     A token loses its gradient if it moves further in the direction of its advantage, and the divergence between the
     sampler's distribution and the policy's, over "this token" and "any other", is above a bound. The ratio is a poor

@@ -1,4 +1,4 @@
-"""GDPO: each named part of the reward is normalised in its group before the parts are added up."""
+"""GDPO: each named part of the reward is normalized in its group before the parts are added up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rllm.types import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True, kw_only=True)
 class GDPO(ComparedRollouts):
-    """Group reward-decoupled normalisation policy optimisation (Liu et al. 2026, arXiv:2601.05242).
+    """Group reward-decoupled normalization policy optimization (Liu et al. 2026, arXiv:2601.05242).
 
-    GRPO normalises the sum of the rewards, so that sums of different parts become the same advantage, and a part of
-    large deviation hides the others. Here each part is normalised in its group, the weighted sum of them is the
+    GRPO normalizes the sum of the rewards, so that sums of different parts become the same advantage, and a part of
+    large deviation hides the others. Here each part is normalized in its group, the weighted sum of them is the
     advantage, and the advantages are divided by their deviation over the batch; their mean is 0 in every group. A
     reward without named parts is a single part. Deviations are those of the values themselves, not of a sample.
     """
@@ -36,7 +36,7 @@ class GDPO(ComparedRollouts):
         return [[value / scale for value in row] for row in sums]
 
     def credit(self, group: TrajectoryGroup) -> list[float]:
-        """Return the weighted sum of the normalised parts of each trajectory, before the scale of the batch."""
+        """Return the weighted sum of the normalized parts of each trajectory, before the scale of the batch."""
         rewards = zip(group.trajectories, group.rewards, strict=True)
         parts = [path.reward_parts or {"reward": reward} for path, reward in rewards]
         totals = [0.0] * len(parts)

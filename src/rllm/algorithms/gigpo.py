@@ -9,7 +9,7 @@ from rllm.algorithms.grpo import GRPO
 
 @dataclass(frozen=True, kw_only=True)
 class GiGPO(GRPO):
-    """Group-in-group policy optimisation (Feng et al. 2025, arXiv:2505.10978).
+    """Group-in-group policy optimization (Feng et al. 2025, arXiv:2505.10978).
 
     The advantage of a step is that of its trajectory among the trajectories of the task, plus `step_coef` times that of
     its discounted return among all steps of the task whose observation was the same. So a step that made

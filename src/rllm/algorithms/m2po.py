@@ -16,7 +16,7 @@ from rllm.algorithms.losses import probability_ratio
 
 @dataclass(frozen=True, kw_only=True)
 class M2PO(GRPO):
-    """Second-moment trust policy optimisation (Zheng et al. 2025, arXiv:2510.01161), for samples of much older weights.
+    """Second-moment trust policy optimization (Zheng et al. 2025, arXiv:2510.01161), for samples of much older weights.
 
     Before each update, the tokens that have moved most from their sampler in the direction of their advantage lose
     their gradient, until the mean squared log-ratio of the others that moved so is at most `threshold` (eq. 4 and

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017) with a critic and generalised advantage estimation."""
+"""Proximal policy optimization (Schulman et al. 2017) with a critic and generalized advantage estimation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PPO(Algorithm):
         self._require("value_coef", 0 < self.value_coef < math.inf, "use a number above 0, such as 0.5")
 
     def token_advantages(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return advantages and returns [N] by generalised advantage estimation; each token is a decision."""
+        """Return advantages and returns [N] by generalized advantage estimation; each token is a decision."""
         assert batch.rewards is not None, "the batch of a critic has rewards"
         assert batch.values is not None, "the batch of a critic has values"
         assert batch.trajectory_of is not None, "tokens are credited along their trajectory"
@@ -70,7 +70,7 @@ def returns_of(batch: Batch, gamma: float) -> Tensor:
 
 
 def gae(rewards: Tensor, values: Tensor, trajectory_of: Tensor, *, gamma: float, gae_lambda: float) -> Tensor:
-    """Return generalised advantage estimates [N] (Schulman et al. 2016, eq. 16); arguments are [N].
+    """Return generalized advantage estimates [N] (Schulman et al. 2016, eq. 16); arguments are [N].
 
     The sum of how much each token and those after it surprised the critic, discounted by `gamma * gae_lambda` for each
     token between. Nothing follows the last token of a trajectory.

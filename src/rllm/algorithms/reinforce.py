@@ -68,7 +68,7 @@ class RLOO(ComparedRollouts):
 
 @dataclass(frozen=True, kw_only=True)
 class OPO(ComparedRollouts):
-    """On-policy optimisation with the optimal baseline (Hao et al. 2025): reward less the group's mean by length.
+    """On-policy optimization with the optimal baseline (Hao et al. 2025): reward less the group's mean by length.
 
     That baseline gives the gradient the least variance, if its size grows with the number of tokens.
     """

@@ -120,7 +120,7 @@ def open_server(config: TrainConfig, *, base: LoadedModel | None = None) -> Runn
 
     Args:
         config: settings of the run.
-        base: quantised model whose dequantised weights the server gets, in place of those of `model.path`.
+        base: quantized model whose dequantized weights the server gets, in place of those of `model.path`.
 
     Raises:
         ConfigError: if there is none to join, it is not fit for training, or the port is in use.
@@ -162,13 +162,13 @@ def open_server(config: TrainConfig, *, base: LoadedModel | None = None) -> Runn
 
 
 def _dequantized(base: LoadedModel, folder: Path) -> Path:
-    """Write a quantised model's weights as they are computed with, so that the server has the trainer's numbers."""
+    """Write a quantized model's weights as they are computed with, so that the server has the trainer's numbers."""
     try:
         save_model(base.model, folder, state_dict=dequantized_weights(base.model))
         save_tokenizer(base.tokenizer, folder)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"model.quantize: the dequantised weights, which the server reads, cannot be written to {str(folder)!r} "
+            f"model.quantize: the dequantized weights, which the server reads, cannot be written to {str(folder)!r} "
             f"({error}): make room for them, or choose another folder with vllm.sync_dir"
         ) from error
     return folder

@@ -1,7 +1,7 @@
 """Recognition of a session's earlier answers in the messages of a request, and the exact tokens that led to them.
 
 An agent sends its conversation back as messages. Rendered again, they often give other tokens than those that were
-sampled: arguments are serialised differently, reasoning is dropped, white space is stripped. So an answer is recognised
+sampled: arguments are serialized differently, reasoning is dropped, white space is stripped. So an answer is recognized
 by its content, and the next prompt is made of the known tokens and of the new messages.
 
 Two answers count as the same if their tool calls have the same names and ids, and the same arguments as JSON (`7` is

@@ -32,7 +32,7 @@ class HasTokens(Protocol):
 
 
 class CallNode(NamedTuple):
-    """A call as a possible parent: enough to recognise its tokens at the beginning of a later prompt."""
+    """A call as a possible parent: enough to recognize its tokens at the beginning of a later prompt."""
 
     trace_id: str
     num_ids: int

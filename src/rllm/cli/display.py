@@ -96,7 +96,7 @@ def conversation(episode: Episode) -> Group:
     steps = max((path.steps for path in episode.trajectories), key=len, default=[])
     messages = steps[-1].chat_completions if steps else []
     lines = [Text.assemble((f"  {message['role']:>9}  ", "bold"), message_text(message)) for message in messages]
-    verdict = Text("      right", style="green") if episode.is_correct else Text("      wrong", style="red")
+    verdict = Text("    correct", style="green") if episode.is_correct else Text("      wrong", style="red")
     return Group(*lines, verdict)
 
 

@@ -241,7 +241,7 @@ def view(
     export: Annotated[Path | None, optional("Write the run's report to this HTML file instead.")] = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Show runs and evaluations as a local web page: rewards, rollouts, tokens, batches of the optimiser, and timings.
+    """Show runs and evaluations as a local web page: rewards, rollouts, tokens, batches of the optimizer, and timings.
 
     A live run is updated as it goes. Nothing is written, and no other host is contacted.
     """

@@ -84,7 +84,7 @@ class ModelConfig(Section):
     head, and may stand in a list beside the names of others: [all-linear, experts.gate_up_proj]."""
     quantize: Literal["nf4", "int8"] | None = None
     """Format to keep the frozen weights below an adapter in (QLoRA; Dettmers et al. 2023): nf4 takes 4.5 bits for each
-    number and needs the package bitsandbytes, int8 takes a byte. Linear layers except the output head are quantised
+    number and needs the package bitsandbytes, int8 takes a byte. Linear layers except the output head are quantized
     when they are loaded, and multiply in the model's own number format."""
     gradient_checkpointing: bool = False
     """Recompute layers in the backward pass instead of keeping them: much less memory, a third more work."""
@@ -192,7 +192,7 @@ class RewardSettings(Section):
     """A call that takes longer fails its rollout, or its group; None leaves it to rollout.timeout_s."""
     weights: dict[str, float] = Field(default_factory=dict)
     """Factors on the named parts of rewards, which are added up: reward.weights.format=0.2; parts that are not named
-    have 1. With algorithm.name=gdpo they weigh parts that were normalised separately."""
+    have 1. With algorithm.name=gdpo they weigh parts that were normalized separately."""
 
 
 class SandboxSettings(Section):

@@ -28,7 +28,7 @@ FLOAT32, ADAMW = 4, 8
 ADAMW_8_BITS = 2.04
 """The same means in 8 bits, with the scales of blocks of 256."""
 BYTES_QUANTIZED = {"nf4": 0.5625, "int8": 1.01}
-"""Bytes of a quantised weight, with the scales, by `model.quantize`."""
+"""Bytes of a quantized weight, with the scales, by `model.quantize`."""
 _LEAST_ROOM = 128 << 20
 """Bytes that the activations of a pass may always have: smaller passes take more time."""
 

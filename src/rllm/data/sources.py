@@ -31,7 +31,7 @@ _HUB_PREFIX = "hf:"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _SAVED = ("dataset_dict.json", "state.json")
-"""Files by which a folder that `save_to_disk` wrote is recognised."""
+"""Files by which a folder that `save_to_disk` wrote is recognized."""
 
 _LONGEST_CELL = 2**31 - 1
 _MANY_ROWS = 1_000_000

@@ -5,7 +5,7 @@
                                   rollout_engine=OpenAIEngine(model="policy", base_url="http://127.0.0.1:8000/v1"))
     trajectories = asyncio.run(engine.execute_tasks(tasks))
 
-Token ids come from the engine that sampled them; nothing is tokenised here.
+Token ids come from the engine that sampled them; nothing is tokenized here.
 """
 
 from __future__ import annotations

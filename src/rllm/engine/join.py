@@ -59,7 +59,7 @@ def complete(
     aside = set() if attempt.side_calls else {*side_calls(traces)}
     _give_steps(episode.trajectories, traces, aside)
     by_id = {trace.id: trace for trace in traces}
-    _recognise(episode, by_id)
+    _recognize(episode, by_id)
     _add_unseen(episode.trajectories, traces, aside | {trace.id for trace in seen})
     for trajectory in episode.trajectories:
         if trajectory.trainable and attempt.tokens_required:
@@ -95,7 +95,7 @@ def awaited_ids(episode: Episode, attempt: RolloutRequest, seen: Sequence[Trace]
     }
 
 
-def _recognise(episode: Episode, by_id: Mapping[str, Trace]) -> None:
+def _recognize(episode: Episode, by_id: Mapping[str, Trace]) -> None:
     """Set the ids of steps that only have messages and a response to that of the call with exactly these.
 
     Calls with equal messages and responses are interchangeable, and taken in call order. If different calls match, none

@@ -137,7 +137,7 @@ def _if_is(kinds: type | tuple[type, ...], value: Any) -> Any:
 
 
 def _too_long(message: str) -> GatewayError:
-    """Return the error of a prompt that is too long; some clients recognise the code, and some only these words."""
+    """Return the error of a prompt that is too long; some clients recognize the code, and some only these words."""
     if "maximum context length" not in message:
         message = f"This model's maximum context length is exceeded: {message}"
     return GatewayError(400, message, code=CONTEXT_OVERFLOW)

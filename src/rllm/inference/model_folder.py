@@ -74,13 +74,13 @@ def check_files(folder: Path) -> None:
 
 
 def check_trainable(folder: Path) -> None:
-    """Check that all weights of a folder can be trained; raise `ConfigError` if they are quantised."""
+    """Check that all weights of a folder can be trained; raise `ConfigError` if they are quantized."""
     about = json.loads((folder / "config.json").read_bytes()) if (folder / "config.json").is_file() else {}
-    if quantised := about.get("quantization_config"):
-        method = quantised.get("quant_method", "an unknown method")
+    if quantized := about.get("quantization_config"):
+        method = quantized.get("quant_method", "an unknown method")
         raise ConfigError(
-            f"model.path={str(folder)!r}: its weights are quantised ({method}), and only an adapter on them can be "
-            "trained: set model.lora_rank=16, or use the model that is not quantised"
+            f"model.path={str(folder)!r}: its weights are quantized ({method}), and only an adapter on them can be "
+            "trained: set model.lora_rank=16, or use the model that is not quantized"
         )
 
 

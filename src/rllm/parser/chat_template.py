@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _Tools: TypeAlias = Sequence[JSONMapping] | None
 _MEMO_SIZE = 256
 _LONG = 100_000
-"""Characters whose tokenisation takes a tenth of a second."""
+"""Characters whose tokenization takes a tenth of a second."""
 _SHAPES: dict[tuple[str, str], TemplateShape] = {}
 _NAME_OF_CHOICE = "name another template with model.chat_template=PATH"
 _REMEDIES = {

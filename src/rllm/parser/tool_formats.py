@@ -1,7 +1,7 @@
 """Formats in which families of models write tool calls: a table with one row per family.
 
 A row has a function that finds calls in a text (`tool_finders.py`), and the marks by which chat templates, decoders and
-streams recognise the format.
+streams recognize the format.
 """
 
 from __future__ import annotations

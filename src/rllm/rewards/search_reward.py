@@ -99,8 +99,8 @@ def stated_answer(text: str) -> str:
     stated = _STATED.search(line)
     answer = labelled[-1] if labelled else stated[1] if stated else None
     bolds = [bold.strip() for bold in _BOLD.findall(text if answer is None else answer)]
-    emphasised = next((bold for bold in reversed(bolds) if not _TITLE.fullmatch(bold)), None)  # no **Answer:**
-    return (emphasised or answer or line).strip().strip("*_")
+    emphasized = next((bold for bold in reversed(bolds) if not _TITLE.fullmatch(bold)), None)  # no **Answer:**
+    return (emphasized or answer or line).strip().strip("*_")
 
 
 def normalize(text: str) -> str:

@@ -109,7 +109,7 @@ _scalars_of = attrgetter(*SCALARS)
 
 
 class TraceFingerprint(NamedTuple):
-    """Hashes of a written trace: enough to recognise what a later one repeats."""
+    """Hashes of a written trace: enough to recognize what a later one repeats."""
 
     session_id: str
     node: CallNode

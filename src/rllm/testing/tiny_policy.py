@@ -153,7 +153,7 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedToken
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyPolicyRecipe) -> Qwen3ForCausalLM:
-    """Return a randomly initialised Qwen3 of the recipe's size, deterministic in its seed."""
+    """Return a randomly initialized Qwen3 of the recipe's size, deterministic in its seed."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,

@@ -77,7 +77,7 @@ def _verdict(episode: Episode, path: Trajectory) -> list[str]:
     if episode.failed:
         parts.append(f"failed with {episode.info['error'].get('type')}")
     elif reward is not None:
-        parts.append("right" if episode.is_correct else "wrong")
+        parts.append("correct" if episode.is_correct else "wrong")
     cut = sum(step.finish_reason == "length" for step in path.steps)
     return [*parts, *(["cut off"] if cut else [])]
 

@@ -454,7 +454,7 @@ def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None
     if num_shared:
         logger.warning(
             "%d of %s (val_dataset, --val) are also training tasks (train_dataset, --data), so evaluations measure "
-            "memorisation, too; remove them from one of the two, or choose seeds of --env and --val further apart",
+            "memorization, too; remove them from one of the two, or choose seeds of --env and --val further apart",
             num_shared,
             counted(len(val_data), "held-out task"),
         )

@@ -1,4 +1,4 @@
-"""Batches of the optimiser, one file per step: `batches/step-000001.json`, which `rllm view` reads.
+"""Batches of the optimizer, one file per step: `batches/step-000001.json`, which `rllm view` reads.
 
 Token ids and per-token numbers are little-endian arrays, compressed and base64-encoded. Prompts are not repeated: a
 digest of each whole sequence shows whether it equals the stored one.

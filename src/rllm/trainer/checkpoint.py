@@ -186,7 +186,7 @@ def _step_of(checkpoint: Path) -> int:
 
 
 def _write_state(folder: Path, step: int, state: JSONObject) -> None:
-    """Replace the state in one step; it lists the sizes of all other files, by which a truncated one is recognised."""
+    """Replace the state in one step; it lists the sizes of all other files, by which a truncated one is recognized."""
     others = (path for path in folder.rglob("*") if path.is_file() and path.name.removesuffix(".new") != STATE_FILE)
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(others)}
     replace_text(folder / STATE_FILE, json.dumps({**state, "step": step, "files": files}))

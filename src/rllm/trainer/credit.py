@@ -386,7 +386,7 @@ def _scored(batch: Batch, scorer: TrainingBackend, algorithm: Algorithm) -> Batc
     """Return the batch with the log-probabilities and values that credit depends on."""
     if not len(batch):
         return replace(batch, values=torch.zeros(0), energies=torch.zeros(0))
-    if algorithm.penalises_divergence:
+    if algorithm.penalizes_divergence:
         batch = replace(batch, old_logprobs=scorer.score(batch), ref_logprobs=scorer.score_reference(batch))
     if algorithm.needs_energies:
         batch = replace(batch, energies=scorer.energies(batch))
@@ -395,7 +395,7 @@ def _scored(batch: Batch, scorer: TrainingBackend, algorithm: Algorithm) -> Batc
 
 def _divergence(batch: Batch, algorithm: Algorithm) -> Tensor:
     """Return [N] the penalty of each token for its divergence from the reference model."""
-    if not (algorithm.penalises_divergence and len(batch)):
+    if not (algorithm.penalizes_divergence and len(batch)):
         return torch.zeros(batch.num_tokens)
     assert batch.old_logprobs is not None
     assert batch.ref_logprobs is not None
@@ -405,13 +405,13 @@ def _divergence(batch: Batch, algorithm: Algorithm) -> Tensor:
 def _with_penalties(usable: Sequence[Sample], batch: Batch, algorithm: Algorithm) -> list[Sample]:
     """Return the samples with the divergence of each unit's tokens as penalty, discounted like rewards."""
     lost = sums_by_step(batch, _divergence(batch, algorithm))
-    penalised = []
+    penalized = []
     for number, sample in enumerate(usable):
         own = [sum(lost.get((number, step.id), 0.0) for step in unit.steps) for unit in sample.units]
         penalties = discounted(own, algorithm.gamma)
         units = [replace(unit, penalty=penalty) for unit, penalty in zip(sample.units, penalties, strict=True)]
-        penalised.append(replace(sample, units=units))
-    return penalised
+        penalized.append(replace(sample, units=units))
+    return penalized
 
 
 def _token_credited(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> Batch:

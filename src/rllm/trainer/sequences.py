@@ -1,4 +1,4 @@
-"""Steps to token sequences, without re-tokenising, and the tokens of each step in a batch.
+"""Steps to token sequences, without re-tokenizing, and the tokens of each step in a batch.
 
 A step whose prompt begins with all tokens of an earlier sequence, prompt and answer, continues that sequence: a
 conversation is one sequence, however many turns it has. Any other step begins a new sequence: the agent edited its

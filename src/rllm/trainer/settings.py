@@ -130,7 +130,7 @@ def _refuse(config: TrainConfig, keys: Sequence[str], why: str) -> None:
 
 
 _PARTS = 4
-"""A fourth of main memory is for activations; the rest is for weights, optimiser, sampler and rollouts."""
+"""A fourth of main memory is for activations; the rest is for weights, optimizer, sampler and rollouts."""
 _LEAST = 1024
 _PROCESS = 0.5 * GB
 """Python and torch, in main memory."""

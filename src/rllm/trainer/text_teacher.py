@@ -109,7 +109,7 @@ class _TeacherView:
 
 
 def align_pieces(own: Sequence[bytes], theirs: Sequence[bytes]) -> tuple[list[int], list[int], int]:
-    """Return the piece that each token of two tokenisations belongs to, and the number of pieces.
+    """Return the piece that each token of two tokenizations belongs to, and the number of pieces.
 
     A piece ends where both have a boundary. Where the texts themselves differ, and after that, tokens are `UNALIGNED`.
     """

@@ -127,7 +127,7 @@ _HEADERS = {
 
 
 class Guard:
-    """Middleware that refuses unauthorised requests, and adds the content policy to all responses."""
+    """Middleware that refuses unauthorized requests, and adds the content policy to all responses."""
 
     def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         """Guard an application.
@@ -157,7 +157,7 @@ class Guard:
         await (refused or self._app)(scope, receive, send_with_policy)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return the response to an unauthorised request; `None` if it is authorised."""
+        """Return the response to an unauthorized request; `None` if it is authorized."""
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("the viewer is read-only: use GET", 405)

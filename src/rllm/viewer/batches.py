@@ -1,4 +1,4 @@
-"""Batches of a run's optimiser, as `rllm.trainer.batch_log` writes them, and their audit against the store."""
+"""Batches of a run's optimizer, as `rllm.trainer.batch_log` writes them, and their audit against the store."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from rllm.types import JSONObject, Message, StepCredit, Trace, credits_by_trace,
 from rllm.viewer.rollouts import Rollout, rollout_of
 
 Fed: TypeAlias = Callable[[int, str], Sequence[Sequence[float]]]
-"""Function of a training step and a call. It returns the advantages that the optimiser was fed for the call's tokens,
+"""Function of a training step and a call. It returns the advantages that the optimizer was fed for the call's tokens,
 one list for each trajectory that was trained on them; none if the batch was not kept."""
 
 
@@ -56,12 +56,12 @@ class ExplainedStep:
 
     @property
     def num_trained_tokens(self) -> int:
-        """Number of tokens in the optimiser's batch."""
+        """Number of tokens in the optimizer's batch."""
         return sum(token.trainer_logprob is not None for token in self.tokens)
 
     @property
     def advantage_sum(self) -> float:
-        """Sum of advantages over the tokens in the optimiser's batch."""
+        """Sum of advantages over the tokens in the optimizer's batch."""
         return sum(token.advantage or 0.0 for token in self.tokens if token.trainer_logprob is not None)
 
 

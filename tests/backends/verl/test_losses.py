@@ -1,4 +1,4 @@
-"""The losses that verl's workers minimise, in pieces, against those of the whole batch."""
+"""The losses that verl's workers minimize, in pieces, against those of the whole batch."""
 
 from __future__ import annotations
 

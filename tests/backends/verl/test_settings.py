@@ -198,7 +198,7 @@ def test_reference_is_loaded_only_for_a_divergence() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Held(GRPO):
-    """Custom algorithm that penalises the divergence from the reference by default."""
+    """Custom algorithm that penalizes the divergence from the reference by default."""
 
     kl_coef: float = 0.1
 

@@ -172,7 +172,7 @@ def test_rejected_requests_have_anthropic_error_format(serve, anthropic_client):
     assert create(model="m", max_tokens=9, messages=HI).content[0].text == "hello"
 
 
-def test_overlong_prompt_is_a_400_that_clients_recognise(serve, upstream, anthropic_client):
+def test_overlong_prompt_is_a_400_that_clients_recognize(serve, upstream, anthropic_client):
     served = serve(context_length=10, upstream=upstream)
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as refused:
         anthropic_client(served).messages.create(model="m", max_tokens=9, messages=HI)
@@ -210,10 +210,10 @@ def test_rejected_summary_is_not_a_turn_of_the_session(serve, anthropic_client):
     served = serve(["hello"])
     client = anthropic_client(served)
     asked = {"model": "m", "messages": HI, "extra_body": {"compaction": {"type": "summarize"}}}
-    with pytest.raises(anthropic.BadRequestError, match="does not summarise") as refused:
+    with pytest.raises(anthropic.BadRequestError, match="does not summarize") as refused:
         client.beta.messages.create(max_tokens=9, **asked)
     assert refused.value.body["error"]["type"] == "invalid_request_error"
-    with pytest.raises(anthropic.BadRequestError, match="does not summarise"):
+    with pytest.raises(anthropic.BadRequestError, match="does not summarize"):
         client.beta.messages.count_tokens(**asked)
     [trace] = served.store.by_session("s")
     assert (trace.response_ids, "compaction" in trace.error) == ([], True)

@@ -296,7 +296,7 @@ def test_answer_that_ended_in_its_thinking_has_no_text(reason):
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"output_config": []}, "output_config"),
         ({"output_config": {"format": {"type": "xml"}}}, "json_schema"),
-        ({"compaction": {"type": "summarize"}}, "does not summarise conversations: leave it out"),
+        ({"compaction": {"type": "summarize"}}, "does not summarize conversations: leave it out"),
         ({"stream": "yes"}, "stream='yes'"),
         ({"n": 0}, "n=0"),
         ({"n": 2}, "n=2: a message is one answer"),

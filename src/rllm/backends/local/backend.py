@@ -360,7 +360,7 @@ def _warn_of_no_observations() -> None:
 
 
 def _check_few_bits(config: TrainConfig) -> None:
-    """Raise `ConfigError` if 8-bit AdamW or quantised weights do not work with the model or on this machine."""
+    """Raise `ConfigError` if 8-bit AdamW or quantized weights do not work with the model or on this machine."""
     kind, device = config.model.quantize, choose_device(config.model.device)
     if config.optim.name == "adamw8bit":
         bitsandbytes_for("optim.name='adamw8bit'", torch.device("cpu") if config.optim.offload else device)
@@ -368,7 +368,7 @@ def _check_few_bits(config: TrainConfig) -> None:
         return
     if not config.model.lora_rank:
         raise ConfigError(
-            f"model.quantize={kind!r}: quantised weights cannot be trained, only an adapter on them: set "
+            f"model.quantize={kind!r}: quantized weights cannot be trained, only an adapter on them: set "
             "model.lora_rank=16, too, or leave model.quantize out"
         )
     if (described_as := described(config.model.path)) is not None:
@@ -381,7 +381,7 @@ def _quantize(model: PreTrainedModel, kind: Quantization, device: torch.device) 
     fraction = quantize(model, kind, device)
     model.to(device)
     logger.warning(
-        "model.quantize=%s: %.0f %% of the model's weights are quantised; embeddings, the output head and weights that "
+        "model.quantize=%s: %.0f %% of the model's weights are quantized; embeddings, the output head and weights that "
         "are not linear layers stay in %s",
         kind,
         100 * fraction,
@@ -410,7 +410,7 @@ def _sampling(config: TrainConfig, on_failure: ExitStack) -> JSONObject:
         if config.model.quantize:
 
             def serve(loaded: LoadedModel, adapter: Adapter | None) -> Sampler:
-                served = open_server(config, base=loaded)  # it starts with the quantised weights
+                served = open_server(config, base=loaded)  # it starts with the quantized weights
                 on_failure.callback(served.close)
                 return served.sampler(loaded, adapter)
 

@@ -42,7 +42,7 @@ def _memory(pages: str) -> int:
 
 @PlatformRegistry.register(platform=NAME)
 class PlatformCPU(PlatformBase):  # type: ignore[misc]
-    """One device without an index and without synchronisation, whose resource in Ray is the CPU."""
+    """One device without an index and without synchronization, whose resource in Ray is the CPU."""
 
     device_name = NAME
     vendor_name = NAME

@@ -142,7 +142,7 @@ def to_chat(asked: JSONMapping) -> JSONObject:
             details={"error_code": "thread_unsupported_request", "unsupported": ["model"]},
         )
     if asked.get("compaction") is not None:
-        raise invalid("compaction: this server does not summarise conversations: leave it out", "compaction")
+        raise invalid("compaction: this server does not summarize conversations: leave it out", "compaction")
     chat = {name: value for name, value in asked.items() if name not in MESSAGES.own_fields and value is not None}
     messages: list[Message] = []
     if asked.get("system"):
@@ -297,7 +297,7 @@ def _output(asked: JSONMapping) -> JSONObject:
 
 
 def error_to_dict(error: GatewayError) -> JSONObject:
-    """Return an error in Anthropic's form. Clients recognise a prompt that is too long by how its message begins."""
+    """Return an error in Anthropic's form. Clients recognize a prompt that is too long by how its message begins."""
     message = f"prompt is too long: {error}" if error.code == CONTEXT_OVERFLOW else str(error)
     default = "invalid_request_error" if error.status < 500 else "api_error"
     shown = {"type": _ERROR_TYPES.get(error.status, default), "message": message}

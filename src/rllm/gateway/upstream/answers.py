@@ -91,7 +91,7 @@ def _retry_after_s(header: str | None) -> float | None:
 
 
 def _reported(error: Any, status: int) -> UpstreamError:
-    """Return an OpenAI error object as an exception; a too long prompt gets the code that clients recognise."""
+    """Return an OpenAI error object as an exception; a too long prompt gets the code that clients recognize."""
     details = dict(error) if isinstance(error, dict) else {"message": str(error)}
     message = str(details.get("message") or error)
     if status in (400, 413, 422) and (details.get("param") == "input_tokens" or _TOO_LONG.search(message)):

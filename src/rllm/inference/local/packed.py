@@ -84,7 +84,7 @@ class PackedModel:
 
 
 class PackedLinear(nn.Module):  # type: ignore[misc]
-    """An `nn.Linear`, quantised or not, with a packed weight; without gradient."""
+    """An `nn.Linear`, quantized or not, with a packed weight; without gradient."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Frozen linear layers in four or eight bits (QLoRA; Dettmers et al. 2023, arXiv:2305.14314).
 
-A quantised weight is dequantised to the number format that it had for each product, forwards and backwards, so the
-model computes what a model with the dequantised weights computes. int8 has one scale for each row, as in LLM.int8()
-(arXiv:2208.07339), and nf4 one for each 64 numbers, without a second quantisation of the scales.
+A quantized weight is dequantized to the number format that it had for each product, forwards and backwards, so the
+model computes what a model with the dequantized weights computes. int8 has one scale for each row, as in LLM.int8()
+(arXiv:2208.07339), and nf4 one for each 64 numbers, without a second quantization of the scales.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK = 64
 _LARGEST = 127
 """Largest number in eight bits."""
 _PIECE = 2**16
-"""Numbers in nf4 that are dequantised at a time."""
+"""Numbers in nf4 that are dequantized at a time."""
 
 
 def bitsandbytes_for(setting: str, device: torch.device) -> Any:
@@ -51,20 +51,20 @@ def bitsandbytes_for(setting: str, device: torch.device) -> Any:
 
 
 def check_quantizable(config: PretrainedConfig, source: str, kind: str) -> None:
-    """Raise `ConfigError` if a model with this Hugging Face configuration is quantised already."""
+    """Raise `ConfigError` if a model with this Hugging Face configuration is quantized already."""
     if (quantized := getattr(config, "quantization_config", None)) is not None:
         method = quantized.get("quant_method", "an unknown method")
         raise ConfigError(
-            f"model.quantize={kind!r}: the weights of model.path={source!r} are quantised already ({method}); leave "
-            "model.quantize out, or use the model that is not quantised"
+            f"model.quantize={kind!r}: the weights of model.path={source!r} are quantized already ({method}); leave "
+            "model.quantize out, or use the model that is not quantized"
         )
 
 
 class QuantizedLinear(nn.Linear):  # type: ignore[misc]
-    """An `nn.Linear` with a frozen, quantised weight; gradients flow to its inputs only."""
+    """An `nn.Linear` with a frozen, quantized weight; gradients flow to its inputs only."""
 
     def __init__(self, linear: nn.Linear, kind: Quantization) -> None:
-        """Quantise the weight of a layer; nf4 needs bitsandbytes."""
+        """Quantize the weight of a layer; nf4 needs bitsandbytes."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
         self.kind, self.dtype = kind, linear.weight.dtype
@@ -74,11 +74,11 @@ class QuantizedLinear(nn.Linear):  # type: ignore[misc]
 
     @property
     def weight(self) -> Tensor:
-        """The dequantised weight [out, in], computed at each access."""
+        """The dequantized weight [out, in], computed at each access."""
         return self.dequantized_in(torch.empty(0, dtype=self.dtype, device=self.codes.device))
 
     def dequantized_in(self, memory: Tensor) -> Tensor:
-        """Return the dequantised weight [out, in], in this memory, which grows if it is too small."""
+        """Return the dequantized weight [out, in], in this memory, which grows if it is too small."""
         size = self.out_features * self.in_features
         if memory.numel() < size:
             memory.resize_(size)
@@ -126,7 +126,7 @@ def dequantized_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 class _Product(torch.autograd.Function):  # type: ignore[misc]
-    """Product with a quantised weight, which is dequantised again for the backward pass instead of being kept."""
+    """Product with a quantized weight, which is dequantized again for the backward pass instead of being kept."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, layer: QuantizedLinear) -> Tensor:
@@ -159,13 +159,13 @@ def dequantized(layer: QuantizedLinear) -> Tensor:
 
 
 def quantize(model: PreTrainedModel, kind: Quantization, device: torch.device) -> float:
-    """Quantise the frozen linear layers of a model on a device, layer by layer; the output head stays.
+    """Quantize the frozen linear layers of a model on a device, layer by layer; the output head stays.
 
     Returns:
-        The fraction of the model's numbers that is quantised.
+        The fraction of the model's numbers that is quantized.
 
     Raises:
-        ConfigError: if there are no such layers, if the weights are quantised already, or if bitsandbytes does not run
+        ConfigError: if there are no such layers, if the weights are quantized already, or if bitsandbytes does not run
             on the device.
         MissingDependencyError: for nf4 without bitsandbytes.
     """
