@@ -21,6 +21,8 @@ ODD_WORDS = re.compile(
 """Words that read oddly in documentation: use "log", "report", "return", "raise" and the like."""
 FIRST_WORDS = re.compile(r"(What|Whether|How|Where|Who|Whom|Which|Why|Whatever)\b")
 """Words that no docstring begins with: a function's begins with a verb, that of a class or module with a noun phrase."""
+_HAVE_PROMPTS = ("tasks.py", "llm_judge.py")
+"""Modules with texts for models."""
 MAX_COLUMNS = 120
 MAX_ANY = 15.0
 """Uses of `Any` per 1,000 lines of code."""
@@ -95,6 +97,23 @@ class House:
                 for found in ODD_WORDS.finditer(comment):
                     line = number + comment[: found.start()].count("\n")
                     yield path, f"{path.relative_to(self.root)}:{line}: {found[0]}"
+
+    def odd_messages(self) -> Iterator[str]:
+        """Yield `file:line: word` of each odd word in a text of the source that is not a prompt."""
+        for path, text in self.texts.items():
+            for node in ast.walk(ast.parse(text)) if path.name not in _HAVE_PROMPTS else ():
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                    for found in ODD_WORDS.finditer(node.value):
+                        yield f"{path.relative_to(self.root)}:{node.lineno}: {found[0]}"
+
+    def missing_from_maps(self) -> Iterator[str]:
+        """Yield each module that the docstring of its package does not name."""
+        for path in self.texts:
+            init = path.parent / "__init__.py"
+            if path.stem in ("__init__", "__main__") or path.parent == self.source or init not in self.texts:
+                continue
+            if path.stem not in (ast.get_docstring(ast.parse(self.texts[init])) or ""):
+                yield str(path.relative_to(self.root))
 
     @cached_property
     def num_words(self) -> int:

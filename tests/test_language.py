@@ -22,6 +22,14 @@ def test_docstrings_and_comments_have_no_odd_words(house):
     assert [finding for _, finding in house.odd_words()] == []
 
 
+def test_messages_have_no_odd_words(house):
+    assert list(house.odd_messages()) == []
+
+
+def test_docstring_of_a_package_names_its_modules(house):
+    assert list(house.missing_from_maps()) == []
+
+
 def test_docstrings_begin_with_a_verb_or_a_noun(house):
     assert [finding for _, finding in house.odd_beginnings()] == []
 

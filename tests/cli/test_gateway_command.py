@@ -103,11 +103,12 @@ def test_port_in_use_error_names_the_remedy(fails, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--upstream", "localhost:8000"], "localhost:8000"),
+        (["--upstream", "localhost:8000"], "rllm: --upstream='localhost:8000': "),
         (["--upstream", "http://a b/v1"], "http://a b/v1"),
         (["--upstream", "http://127.0.0.1:9", "--upstream", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1"),
         (["--upstream", "http://127.0.0.1:9", "--hold-s", "0"], "--hold-s=0.0"),
-        (["--upstream", "http://127.0.0.1:9", "--host", "0.0.0.0"], "--api-key"),
+        (["--upstream", "http://127.0.0.1:9", "--host", "0.0.0.0"], "rllm: --host='0.0.0.0' can"),
+        (["--upstream", "http://127.0.0.1:9", "--max-body-bytes", "0"], "rllm: --max-body-bytes=0: "),
         (["--upstream", "http://127.0.0.1:9", "--chat-template", "own.jinja"], "without --tokenizer"),
         (["--upstream", "http://127.0.0.1:9", "--store", "redis://x"], "redis"),
     ],

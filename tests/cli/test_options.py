@@ -10,14 +10,14 @@ from typer.main import get_command
 from rllm import cli
 from rllm.cli.options import NOT_OPTIONS, spelling_of
 from rllm.gateway.config import GatewayConfig, PoolConfig
-from rllm.sdk.programs import Limits
+from rllm.sdk.programs import ProgramLimits
 from rllm.store.maintenance import Retention
 
 from .conftest import here
 
 
 @pytest.mark.parametrize(
-    ("command", "configs"), [("gateway", (GatewayConfig, PoolConfig, Retention)), ("run", (Limits,))]
+    ("command", "configs"), [("gateway", (GatewayConfig, PoolConfig, Retention)), ("run", (ProgramLimits,))]
 )
 def test_every_field_of_a_config_is_an_option(command, configs):
     options = {option.name: option for option in get_command(cli.app).commands[command].params}

@@ -98,5 +98,5 @@ def test_unreadable_file_is_reported(tmp_path: Path, name: str, content: str | b
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
 def test_missing_file_is_reported(tmp_path: Path, suffix: str) -> None:
-    with pytest.raises(ConfigError, match=rf"absent\.{suffix}.*No such file"):
+    with pytest.raises(ConfigError, match=rf"absent\.{suffix}.*no such file"):
         Dataset.load(tmp_path / f"absent.{suffix}")

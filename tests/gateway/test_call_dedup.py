@@ -13,14 +13,14 @@ from anthropic import DefaultHttpxClient as AnthropicHttpxClient
 from openai import DefaultHttpxClient, OpenAI
 
 from rllm.gateway.call_dedup import InFlightCall, InFlightCalls, RetryKey, retry_key
-from rllm.gateway.sessions import Session
+from rllm.gateway.sessions import SessionState
 
 from ..waiting import wait_for
 from .held_engine import HeldEngine
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODY = {"model": "m", "messages": MESSAGES}
-SESSION = Session("s")
+SESSION = SessionState("s")
 
 
 @pytest.fixture(autouse=True)

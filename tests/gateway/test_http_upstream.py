@@ -280,7 +280,7 @@ def test_invalid_url_is_rejected(url):
 
 
 def test_url_with_a_password_is_rejected_without_showing_it():
-    with pytest.raises(ConfigError, match="--upstream-api-key") as refused:
+    with pytest.raises(ConfigError, match="RLLM_UPSTREAM_API_KEY") as refused:
         normalized_base_url("http://me:secret@h/v1")
     assert "secret" not in str(refused.value)
 

@@ -14,7 +14,7 @@ from rllm.config.sampling import ImposedSampling
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import ABORTED, Gateway, ModelCall
-from rllm.gateway.sessions import Session, Sessions
+from rllm.gateway.sessions import Sessions, SessionState
 from rllm.gateway.upstream import HTTPUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
@@ -218,7 +218,7 @@ async def test_token_count_uses_the_session_sampling():
     async with RawServer(http_answer(200, answer)) as server:
         upstream = HTTPUpstream(server.url)
         call = ModelCall(
-            asked={**HI, "min_tokens": 2}, session=Session("s", sampling=ImposedSampling(sampling)), id="c"
+            asked={**HI, "min_tokens": 2}, session=SessionState("s", sampling=ImposedSampling(sampling)), id="c"
         )
         assert await Gateway(MemoryTraceStore(), upstream).count_tokens(call) == 3
         await upstream.close()

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from rllm.parser.answer import Answer, AnswerReader, Shown
+from rllm.parser.answer import Answer, AnswerReader, VisibleText
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.tool_parser import tool_parser
 
 
-def read(tokenizer: Any, format_name: str, text: str) -> tuple[Answer, list[Shown]]:
+def read(tokenizer: Any, format_name: str, text: str) -> tuple[Answer, list[VisibleText]]:
     """Return an answer in a format whose markers are special tokens: whole, and as it was streamed."""
     tokenizer, parser = deepcopy(tokenizer), tool_parser(format_name)
     tokenizer.add_tokens([AddedToken(token, special=True) for token in (*parser.markup, "<|call|>", "<|return|>")])
@@ -20,7 +20,7 @@ def read(tokenizer: Any, format_name: str, text: str) -> tuple[Answer, list[Show
     reader = AnswerReader(decoder, prompt_ids=[], stop=(), tool_parser=parser)
     streamed = [reader.show([token]) for token in ids]
     answer = reader.read(ids)
-    return answer, [*streamed, reader.rest(Shown(answer.reasoning, answer.content))]
+    return answer, [*streamed, reader.rest(VisibleText(answer.reasoning, answer.content))]
 
 
 def test_harmony_channels_become_reasoning_and_content(tokenizer: Any) -> None:
@@ -56,4 +56,4 @@ def test_calls_written_with_special_tokens_are_found(tokenizer: Any, name: str, 
     answer, streamed = read(tokenizer, name, text)
     assert answer.tool_calls[0]["function"] == {"name": "f", "arguments": '{"x":  1}'}
     assert answer.content == ""
-    assert set(streamed) == {Shown()}
+    assert set(streamed) == {VisibleText()}

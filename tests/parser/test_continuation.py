@@ -245,13 +245,13 @@ def test_text_added_by_the_agent_after_a_stop_string_follows_it(parser_of: Calla
         {"role": "assistant", "content": "ask()</code>\nCalling tools"},
         {"role": "user", "content": "42"},
     ]
-    ids = continuation.prompt_ids(known, messages, 2, written_on="</code>\nCalling tools")
+    ids = continuation.prompt_ids(known, messages, 2, appended_text="</code>\nCalling tools")
     assert ids[: len(known)] == known
     added = "\nCalling tools<|im_end|>\n<|im_start|>user\n42<|im_end|>\n<|im_start|>assistant\n"
     assert parser.tokenizer.decode(ids[len(known) :]) == added
     for other in (known + encode("<|im_end|>"), known + encode(" or not")):
         with pytest.raises(ConfigError, match="stop string can be extended"):
-            continuation.prompt_ids(other, messages, 2, written_on="</code>\nCalling tools")
+            continuation.prompt_ids(other, messages, 2, appended_text="</code>\nCalling tools")
 
 
 TEXT_AFTER_RESULTS = (

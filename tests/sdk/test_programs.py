@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.sdk.programs import HeadAndTail, Limits, ProgramResult, run_program, run_program_async, run_supervised
+from rllm.sdk.programs import HeadAndTail, ProgramLimits, ProgramResult, run_program, run_program_async, run_supervised
 
 from ..waiting import wait_for
 
@@ -41,8 +41,8 @@ linux_only = pytest.mark.skipif(
 
 
 def run(*command: str, **options: Any) -> ProgramResult:
-    limits = {name: options.pop(name) for name in list(options) if name in Limits.__dataclass_fields__}
-    return run_supervised(command, Limits(**limits), env=dict(os.environ), **options)
+    limits = {name: options.pop(name) for name in list(options) if name in ProgramLimits.__dataclass_fields__}
+    return run_supervised(command, ProgramLimits(**limits), env=dict(os.environ), **options)
 
 
 def python(code: str, **options: Any) -> ProgramResult:
@@ -144,7 +144,7 @@ def test_output_is_passed_on_as_it_arrives_within_the_limit() -> None:
 
 
 def test_program_runs_in_the_given_folder_and_environment(tmp_path: Path) -> None:
-    limits = Limits()
+    limits = ProgramLimits()
     look = "import os; print(os.getcwd(), os.environ['PWD'], os.environ['A'], 'HOME' in os.environ)"
     done = run_supervised([sys.executable, "-c", look], limits, env={"A": "1", "PWD": "/"}, cwd=tmp_path)
     assert done.stdout == f"{tmp_path} {tmp_path} 1 False\n"
@@ -168,7 +168,7 @@ def test_missing_program_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"'no-such-program' cannot be started: .*add its folder to PATH"):
         run("no-such-program")
     with pytest.raises(ConfigError, match="list of a program and its arguments"):
-        run_supervised("ls -l", Limits(), env={})
+        run_supervised("ls -l", ProgramLimits(), env={})
 
 
 async def test_empty_command_is_rejected() -> None:
@@ -191,7 +191,7 @@ async def test_empty_command_is_rejected() -> None:
 )
 def test_invalid_arguments_and_variables_are_reported(command: list[Any], env: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_supervised(command, Limits(), env=env)
+        run_supervised(command, ProgramLimits(), env=env)
 
 
 def test_output_after_an_interrupt_is_read_to_the_end(tmp_path: Path) -> None:

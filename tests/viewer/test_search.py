@@ -7,12 +7,12 @@ import pytest
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo
 from rllm.types import OUTCOME_KEY
-from rllm.viewer.rollouts import Query, Rollout, contains_text, rollout_of, search
+from rllm.viewer.rollouts import Query, StoredRollout, contains_text, rollout_of, search
 
 from .run_folders import outcome_of, trace_of
 
 
-def made(number: int, **fields) -> Rollout:
+def made(number: int, **fields) -> StoredRollout:
     about = {"task_id": f"row {number}", "index": 0, "split": "train", "training_step": number}
     outcome = outcome_of(trace_of(f"s{number}"), **fields)
     return rollout_of(

@@ -1,7 +1,13 @@
 """Algorithms: rewards to advantages, and advantages to a loss; arithmetic only.
 
-Read `batch.py` and `base.py`, then `grpo.py`. `reinforce.py` has the algorithms with other baselines; `sapo.py`,
-`dppo.py` and `m2po.py` have other bounds of the ratio, and `rae.py` has running baselines.
+Read `batch` (what is trained), `base` (the interface) and `grpo` first. Around them:
+
+* `reinforce`: other baselines (RLOO, ReMax, OPO, ...). `otb`, `rae`: baselines of each token, and of each role.
+* `gdpo`, `gigpo`, `maxrl`: other credit for groups: by part of the reward, by state, by success rate.
+* `dppo`, `m2po`, `sapo`: other bounds of the ratio. `ppo`: a critic.
+* `distill`, `sdft`, `sft`, `echo`: targets from a teacher, from the policy itself, from demonstrations, and from what
+  environments answer.
+* `losses`, `tree`: the surrogate losses, and prefixes that sequences share. `from_config`: a name and its settings.
 """
 
 ALGORITHMS = {

@@ -5,6 +5,7 @@
 * `stream`: server-sent events to chunks, chunks to whole completions.
 * `session_tree`: which earlier call a prompt continues.
 * `conversations`: which earlier answer a request's messages repeat, however the client rewrites it.
+* `wire_formats`: the formats that agents speak, a row for each.
 * `side_calls`: calls that do not belong to the task, such as a request for a title.
 """
 

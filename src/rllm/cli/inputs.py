@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlencode
 
+from rllm.cli.options import as_typed
 from rllm.data.benchmarks import BENCHMARKS, read_benchmark, read_benchmark_file
 from rllm.data.dataset import PREPARED, Dataset, DatasetRegistry
 from rllm.data.sources import READERS
@@ -325,7 +326,9 @@ def served(
 
     With its `tokenizer`, later turns continue from exactly the sampled tokens.
     """
-    found = asyncio.run(_models(HTTPUpstream(base_url, api_key=api_key, read_timeout_s=_CHECK_TIMEOUT_S), model))
+    with as_typed(upstream="--base-url"):
+        checked = HTTPUpstream(base_url, api_key=api_key, read_timeout_s=_CHECK_TIMEOUT_S)
+    found = asyncio.run(_models(checked, model))
     if model is None and len(found) != 1:
         raise ConfigError(
             f"--model is missing: the server at {base_url} lists {', '.join(found) or 'none'}; choose one"

@@ -87,13 +87,13 @@ def spelling_of(field: str) -> str:
 
 @contextmanager
 def as_typed(**options: str) -> Iterator[None]:
-    """Replace names of settings and arguments in error messages by the command's options."""
+    """Replace names of settings, with their section, and arguments in error messages by the command's options."""
     try:
         yield
     except ConfigError as error:
         text = str(error)
         for argument, option in options.items():
-            text = re.sub(rf"\b{argument}(?=[:=,) ])", option, text)
+            text = re.sub(rf"\b(?:[a-z_]+\.)?{argument}(?=[:=,) ])", option, text)
         raise ConfigError(text) from error
 
 

@@ -29,7 +29,7 @@ from rllm.cli.options import (
     with_options,
 )
 from rllm.errors import CaptureError, ConfigError, RLLMError, counted
-from rllm.sdk.programs import Limits
+from rllm.sdk.programs import ProgramLimits
 
 if TYPE_CHECKING:
     from rllm.cli.inputs import ModelSource
@@ -59,7 +59,7 @@ class OpenSession:
 @with_options
 def run(
     command: Annotated[list[str], typer.Argument(help="Program and its arguments.", metavar="-- COMMAND")],
-    limits: Limits,
+    limits: ProgramLimits,
     session: Annotated[str | None, optional("Session of the program's calls; a new one by default.")] = None,
     gateway: Annotated[str | None, optional("URL of a running gateway.", metavar="URL")] = None,
     api_key: GatewayKey = None,
@@ -204,7 +204,7 @@ def _own_session(source: ModelSource, store: str, name: str, metadata: Mapping[s
         yield OpenSession(name=name, base_url=base_url, key=key, store=traces, settle=lambda _: gateway.stop())
 
 
-def _run(command: Sequence[str], limits: Limits, session: OpenSession, *, stdout: TextIO) -> ProgramResult:
+def _run(command: Sequence[str], limits: ProgramLimits, session: OpenSession, *, stdout: TextIO) -> ProgramResult:
     """Run the program, and pass its output on as it arrives."""
     from rllm.sdk.programs import run_supervised
     from rllm.sdk.propagation import environment

@@ -25,6 +25,7 @@ from rllm.cli.options import (
     Store,
     Tokenizer,
     above_zero,
+    as_typed,
     optional,
     with_options,
 )
@@ -80,7 +81,8 @@ def gateway(
         tokens=token_prompts(tokenizer, chat_template),
         read_timeout_s=silence_s,
     )
-    pool = UpstreamPool(upstream, connect, limits)
+    with as_typed(upstream="--upstream"):
+        pool = UpstreamPool(upstream, connect, limits)
     with closing(bind(config.host, config.port)) as listener, closing(open_store(store)) as traces:
         app = create_app(traces, pool, config)
         _greet(url_of(listener, config.host), pool, store, needs_key=config.api_key is not None)

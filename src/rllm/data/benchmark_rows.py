@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from rllm.data.sources import READERS
+from rllm.data.sources import READERS, reading
 from rllm.errors import ConfigError
 from rllm.types import JSONObject, Task
 
@@ -228,10 +228,8 @@ def read_bfcl(path: Path) -> list[Task]:
 
 
 def _lines(path: Path) -> list[Task]:
-    try:
+    with reading(path):
         found = [row for _, row in READERS[".jsonl"](path)]
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
     if not all(isinstance(row, dict) and "id" in row for row in found):
         raise ConfigError(f"{path}: each line is an object with an id in files of this benchmark")
     return found  # type: ignore[return-value]

@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -126,11 +127,20 @@ def read_file(path: Path) -> list[Task]:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"{str(path)!r}: files of type {path.suffix!r} are not supported; use {', '.join(READERS)}")
-    try:
+    with reading(path):
         return [
             as_task(row, f"{where}: row {index} of dataset {path.stem!r}")
             for index, (where, row) in enumerate(reader(path))
         ]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Report a file that is missing or cannot be read as `ConfigError`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConfigError(f"{str(path)!r}: there is no such file; check the path") from error
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
 

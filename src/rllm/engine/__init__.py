@@ -1,4 +1,14 @@
-"""Rollouts: run agents on tasks, many at a time, and join their rewards with the tokens that they sampled."""
+"""Rollouts: run agents on tasks, many at a time, and join their rewards with the tokens that they sampled.
+
+Read `request` (one rollout to make) and `runner` (many at once) first, then an engine: `agent_execution_engine` (agent
+and environment), `agent_workflow_engine` or `agent_function_engine`. Around them:
+
+* `capture`, `recording_engine`: record a rollout's calls, over HTTP or in this process; `join` matches them with steps.
+* `signature`, `validation`: checks of what users' functions accept and return.
+* `scoring`: rewards of whole groups and of named parts. `failures`: retries, and episodes of failed rollouts.
+* `event_loop`: the loop that rollouts share, and Ctrl-C. `episode_log`: a file with a line for each episode.
+* `ray_actors`, `ray_cluster`: rollouts in processes on other machines.
+"""
 
 from __future__ import annotations
 

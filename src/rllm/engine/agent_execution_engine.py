@@ -29,7 +29,7 @@ from rllm.inference.engine import InferenceEngine
 from rllm.rewards.scoring import METADATA_KEY, PARTS_KEY, checked_reward, is_number, numbers_in
 from rllm.types import VERDICT_KEY, Episode, JSONMapping, JSONObject, Task, TerminationReason, Trajectory
 from rllm.workflows.environment import BlockingCalls, environment_of
-from rllm.workflows.interaction import Interaction, Limits, discounted_returns
+from rllm.workflows.interaction import Interaction, InteractionLimits, discounted_returns
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -113,7 +113,7 @@ class AgentExecutionEngine:
             engine = _engine(engine_name, {**model, **(rollout_engine_args or {})}, api_retries)
         self.rollout_engine = recording(engine)
         self.sampling_params = dict(sampling_params or {})
-        self.limits = Limits(
+        self.limits = InteractionLimits(
             max_steps=max_steps,
             max_prompt_length=max_prompt_length,
             max_response_length=max_response_length,

@@ -132,7 +132,7 @@ class RecordingEngine:
             return {}
         messages, num_known = request["messages"], prior.num_messages
         ids = continued_prompt(
-            self.inference, prior.token_ids, messages, num_known, request, written_on=prior.appended_text
+            self.inference, prior.token_ids, messages, num_known, request, appended_text=prior.appended_text
         )
         return {"prompt_token_ids": ids}
 

@@ -3,8 +3,8 @@
 Read `base/base_env.py` first: the protocol, and how a dataset row becomes an environment. `base/multi_turn_env.py` has
 base classes for tasks with a reward per turn and with one answer, `tools/tool_env.py` lets the agent call tools, and
 `grid_world.py` is a small world for tests. `named.py` opens environments by name, with an adapter for each scheme:
-`gymnasium_env.py`, `mcp_env.py`, `openenv_env.py`, `reasoning_gym_env.py`, `verifiers_env.py`, and `textarena.py` for
-games and their players.
+`file_env.py`, `gymnasium_env.py`, `mcp_env.py`, `openenv_env.py`, `reasoning_gym_env.py`, `verifiers_env.py`, and
+`textarena.py` for games and their players.
 
 Each environment works without an engine:
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from rllm.gateway.identity import METADATA_HEADER
-from rllm.gateway.sessions import Session
+from rllm.gateway.sessions import SessionState
 
 _RETRY_COUNT = b"x-stainless-retry-count"
 """Header of the OpenAI and Anthropic SDKs: 0 first, then 1, 2, ... for the same call."""
@@ -24,7 +24,7 @@ _READ_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 _PAUSE_S = 10.0
 """Seconds that a client may take to come back; these SDKs take 8 at most."""
 
-_Key = tuple[Session, int]
+_Key = tuple[SessionState, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class RetryKey:
         return time.monotonic() - self.began >= 0.5 * self.read_timeout_s
 
 
-def retry_key(headers: Mapping[bytes, bytes], session: Session | None, body: bytes) -> RetryKey | None:
+def retry_key(headers: Mapping[bytes, bytes], session: SessionState | None, body: bytes) -> RetryKey | None:
     """Return the retry key of a request, or `None` if its retry would look like another call.
 
     Args:

@@ -33,7 +33,7 @@ from rllm.gateway.identity import (
     session_named,
     trace_context_of,
 )
-from rllm.gateway.sessions import Session, Sessions, is_session_id
+from rllm.gateway.sessions import Sessions, SessionState, is_session_id
 from rllm.gateway.upstream.base import IGNORED_HEADER
 from rllm.inference.parameters import log_ignored, printable
 from rllm.types import SIDE_CALL_KEY, JSONMapping, JSONObject, Trace
@@ -298,7 +298,9 @@ def _check_method(scope: Scope) -> None:
     raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed", allow="POST")
 
 
-def _call_metadata(chat: JSONMapping, session: Session, headers: Mapping[bytes, bytes], *, is_own: bool) -> JSONObject:
+def _call_metadata(
+    chat: JSONMapping, session: SessionState, headers: Mapping[bytes, bytes], *, is_own: bool
+) -> JSONObject:
     """Return the metadata of a call: its sub-agent, and the reason if it is a side call. Usually empty.
 
     Args:

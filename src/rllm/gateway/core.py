@@ -20,7 +20,7 @@ from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.dialects.chat import ChunkNormalizer, fill_missing_fields
 from rllm.gateway.errors import STOPPED, UpstreamError, was_stopped
 from rllm.gateway.metrics import Metrics
-from rllm.gateway.sessions import Session, check_not_deleted
+from rllm.gateway.sessions import SessionState, check_not_deleted
 from rllm.gateway.upstream.base import FACTS_KEY, Route, Upstream, UpstreamCall
 from rllm.parser.chat_template import is_long
 from rllm.store.base import TraceStore
@@ -46,7 +46,7 @@ class ModelCall:
     """The agent's own request, as a chat request."""
     prompt_ids: Sequence[int] | None = None
     """Token ids of the prompt, if known before sampling: sent by the agent, or continuing an earlier answer."""
-    session: Session
+    session: SessionState
     metadata: JSONMapping = field(default_factory=dict)
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """W3C trace headers of the request, which are sent to the upstream unchanged."""

@@ -45,7 +45,7 @@ _ALWAYS_IN_MEMORY = 1
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Session:
+class SessionState:
     """State of a session in memory; all of it can be read back from the store."""
 
     id: str
@@ -90,23 +90,23 @@ class Sessions:
         self._store = store
         self._max_bytes = memory_gb * 1e9
         self._num_bytes = 0
-        self._kept: OrderedDict[str, Session] = OrderedDict()
+        self._kept: OrderedDict[str, SessionState] = OrderedDict()
         self._lock = threading.Lock()
         """Guards `_kept` and `_num_bytes`."""
-        self._known: WeakValueDictionary[str, Session] = WeakValueDictionary()
+        self._known: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
         self._num_deletions = 0
         self._unnamed: OrderedDict[str, str] = OrderedDict()
         """Sessions of answers whose calls named none, by the answer's id."""
         self.unattributed = UnattributedCalls()
 
-    def fresh(self) -> Session:
+    def fresh(self) -> SessionState:
         """Return a session for a call that names none: during rollouts one for all such calls, otherwise a new one.
 
         Nothing continues it, so it is not kept in memory.
         """
-        return Session(self.unattributed.session_id or new_session_id(), is_single=True)
+        return SessionState(self.unattributed.session_id or new_session_id(), is_single=True)
 
-    async def get(self, session_id: str) -> Session:
+    async def get(self, session_id: str) -> SessionState:
         """Return the session with an id, new or existing.
 
         Raises:
@@ -155,14 +155,14 @@ class Sessions:
         write = self._store.open_session(session_id, stored, session=ref)
         if session is None:
             is_old = self._store.session(session_id) is not None
-            session = self._know(self._load(session_id) if is_old else Session(session_id, ref=ref))
+            session = self._know(self._load(session_id) if is_old else SessionState(session_id, ref=ref))
         write.add_done_callback(lambda _: session)  # Keep it known until it can be read.
         if fixed is not None:
             session.sampling.parameters = fixed
         session.trace_context = trace_context or session.trace_context
         return write
 
-    def update_size(self, session: Session) -> None:
+    def update_size(self, session: SessionState) -> None:
         """Update the counted size of a session after a call; drop the least recently used ones above the limit.
 
         Dropped sessions are read from the store again when they continue.
@@ -208,7 +208,7 @@ class Sessions:
         Its name may then be used by an unrelated session. If the store fails, the session remains.
         """
         known = self._known.get(session_id)
-        ended = self._know(known or Session(session_id))
+        ended = self._know(known or SessionState(session_id))
         ended.deleted = True  # It stays known until it is gone, so that new calls are refused.
         try:
             return await asyncio.to_thread(self._store.delete, session_id)
@@ -221,7 +221,7 @@ class Sessions:
             if ended.deleted or known is None:
                 self._forget(ended)
 
-    def _current(self, session_id: str) -> Session | None:
+    def _current(self, session_id: str) -> SessionState | None:
         """Return the session if it is known, unless a refused write showed that another process deleted it."""
         session = self._known.get(session_id)
         if session is not None and session.ref.is_gone and not session.deleted:
@@ -230,14 +230,14 @@ class Sessions:
             return None
         return session
 
-    def _know(self, session: Session) -> Session:
+    def _know(self, session: SessionState) -> SessionState:
         """Keep a session in memory; return it, or the one with its name if another is known by now."""
         with self._lock:
             session = self._known.setdefault(session.id, session)
             self._keep(session)
         return session
 
-    def _keep(self, session: Session) -> None:
+    def _keep(self, session: SessionState) -> None:
         """Update the counted size of a session, and drop others above the limit. Called under the lock."""
         self._kept[session.id] = session
         self._kept.move_to_end(session.id)
@@ -249,11 +249,11 @@ class Sessions:
         ):
             self._uncount(self._kept.popitem(last=False)[1])
 
-    def _uncount(self, session: Session) -> None:
+    def _uncount(self, session: SessionState) -> None:
         self._num_bytes -= session.num_counted_bytes
         session.num_counted_bytes = 0
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: SessionState) -> None:
         """Forget a session, unless another one has its name by now."""
         with self._lock:
             for sessions in (self._kept, self._known):
@@ -261,14 +261,14 @@ class Sessions:
                     sessions.pop(session.id, None)
             self._uncount(session)
 
-    async def _read(self, session_id: str) -> Session:
+    async def _read(self, session_id: str) -> SessionState:
         # Nearly every session is new, and asking a local store is faster than a thread.
         if self._store.is_local and self._store.session(session_id) is None:
-            return Session(session_id)
+            return SessionState(session_id)
         return await asyncio.to_thread(self._load, session_id)
 
-    def _load(self, session_id: str) -> Session:
-        session = Session(session_id)
+    def _load(self, session_id: str) -> SessionState:
+        session = SessionState(session_id)
         conversations = session.conversations
         info = self._store.session(session_id)
         if info is not None:
@@ -310,7 +310,7 @@ def check_session_id(session_id: str) -> None:
         )
 
 
-def check_not_deleted(session: Session) -> None:
+def check_not_deleted(session: SessionState) -> None:
     """Raise a `GatewayError`, 410, for a session that was deleted."""
     if session.deleted:
         raise GatewayError(

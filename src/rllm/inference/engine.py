@@ -213,7 +213,7 @@ class FullEngine(InferenceEngine, Protocol):
         *,
         tools: Sequence[JSONMapping] | None = None,
         template_kwargs: JSONMapping | None = None,
-        written_on: str = "",
+        appended_text: str = "",
     ) -> Sequence[int]:
         """Return the prompt for the next answer; see `rllm.parser.continuation.Continuation.prompt_ids`.
 
@@ -294,7 +294,7 @@ def continued_prompt(
     num_known: int,
     request: JSONMapping,
     *,
-    written_on: str = "",
+    appended_text: str = "",
 ) -> Sequence[int] | None:
     """Continue a prompt with any engine; tools and template arguments come from the request.
 
@@ -309,7 +309,7 @@ def continued_prompt(
             num_known,
             tools=request.get("tools"),
             template_kwargs=request.get("chat_template_kwargs"),
-            written_on=written_on,
+            appended_text=appended_text,
         )
     except ConfigError as error:
         logger.debug("a conversation of %d messages is rendered again, not continued: %s", len(messages), error)

@@ -4,7 +4,8 @@
   reads, `bounded_template.py` renders within limits, `control_tokens.py` keeps quoted control tokens text.
 * `append_only.py`, `continuation.py`: prompts of later turns, which begin with the sampled tokens.
 * `answer.py`: sampled ids to text, reasoning and tool calls, whole or streamed; `decoding.py` is below it.
-* `tool_parser.py`, `tool_formats.py`: tool calls, with one row per family of models.
+* `tool_parser.py`, `tool_formats.py`: tool calls, with one row per family of models. `tool_finders.py` finds them in a
+  text, and `tool_json.py` reads their arguments.
 * `tool_prompt.py`: tools for models whose template knows none.
 """
 

@@ -27,15 +27,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class VisibleText:
     """Text of an answer that a streaming client can see."""
 
     reasoning: str = ""
     content: str = ""
 
-    def beyond(self, earlier: Shown) -> Shown:
+    def beyond(self, earlier: VisibleText) -> VisibleText:
         """Return the part of this answer that follows an earlier one, which is its prefix."""
-        return Shown(self.reasoning[len(earlier.reasoning) :], self.content[len(earlier.content) :])
+        return VisibleText(self.reasoning[len(earlier.reasoning) :], self.content[len(earlier.content) :])
 
 
 class AnswerReader:
@@ -61,20 +61,20 @@ class AnswerReader:
         self._tags = of_format or (OPEN, CLOSE)
         self._starts_open = prompt_end.endswith(self._tags[0].rstrip())
         self._so_far = IncrementalText(decoder)
-        self._shown = Shown()
+        self._shown = VisibleText()
 
-    def show(self, ids: Sequence[int]) -> Shown:
+    def show(self, ids: Sequence[int]) -> VisibleText:
         """Add the next ids, and return the text that can be shown in addition."""
         text, earlier = self._so_far.extend(ids), self._shown
         if self._is_plain:
-            self._shown = Shown(content=text[: safe_length(text, self._stop)])
+            self._shown = VisibleText(content=text[: safe_length(text, self._stop)])
         else:
             self._shown = visible(
                 text, self._tool_parser, stop=self._stop, starts_open=self._starts_open, tags=self._tags
             )
         return self._shown.beyond(earlier)
 
-    def rest(self, whole: Shown) -> Shown:
+    def rest(self, whole: VisibleText) -> VisibleText:
         """Return the part of the whole answer that was not shown yet."""
         return whole.beyond(self._shown)
 
@@ -119,7 +119,7 @@ def visible(
     stop: Sequence[str] = (),
     starts_open: bool = False,
     tags: tuple[str, str] = (OPEN, CLOSE),
-) -> Shown:
+) -> VisibleText:
     """Return the part of an unfinished answer that no further text can change.
 
     A tool call is not content, and `stop` strings end the whole text. `starts_open`: the prompt ended in the first of
@@ -129,21 +129,21 @@ def visible(
     body = text.lstrip()
     opening, closing = tags
     if opening.startswith(body):  # it may still become the tag
-        return Shown()
+        return VisibleText()
     if starts_open or body.startswith(opening):
         before = text[: safe_length(text, [closing])]
         reasoning = split_reasoning(before, starts_open=starts_open, tags=tags).reasoning
         if closing not in text:
-            return Shown(reasoning)
+            return VisibleText(reasoning)
     else:
         reasoning = ""
     content = split_reasoning(text, starts_open=starts_open, tags=tags).answer
     start = content.lstrip()
     if tool_parser is None:
-        return Shown(reasoning, content)
+        return VisibleText(reasoning, content)
     if any(start.startswith(marker) or marker.startswith(start) for marker in tool_parser.opening_markers):
-        return Shown(reasoning)
-    return Shown(reasoning, content[: safe_length(content, tool_parser.markers)])
+        return VisibleText(reasoning)
+    return VisibleText(reasoning, content[: safe_length(content, tool_parser.markers)])
 
 
 class IncrementalText:

@@ -50,7 +50,7 @@ class Continuation:
         tools: Sequence[JSONMapping] | None = None,
         template_kwargs: JSONMapping | None = None,
         *,
-        written_on: str = "",
+        appended_text: str = "",
     ) -> Sequence[int]:
         """Return the prompt for the next answer.
 
@@ -61,7 +61,7 @@ class Continuation:
             num_known: number of messages that `known_ids` cover.
             tools: as for `ChatTemplate.render`.
             template_kwargs: as for `ChatTemplate.render`.
-            written_on: text at the end of the last known answer that the model did not sample; it may begin with the
+            appended_text: text at the end of the last known answer that the model did not sample; it may begin with the
                 stop string that ended the answer, which `known_ids` contain.
 
         Raises:
@@ -88,9 +88,9 @@ class Continuation:
             rest = end + rest
         elif not end:  # GLM 4 ends an answer with the token that begins the next turn
             rest = rest.removeprefix(self._tokenizer.convert_ids_to_tokens(known_ids[-1]) or "")
-        if written_on:
-            content = text_of(messages[num_known - 1]).removesuffix(written_on)
-            more = {**bare_message(past[-1]), "content": self._not_sampled_of(written_on, content, known_ids)}
+        if appended_text:
+            content = text_of(messages[num_known - 1]).removesuffix(appended_text)
+            more = {**bare_message(past[-1]), "content": self._not_sampled_of(appended_text, content, known_ids)}
             rest = control.hidden(more)["content"] + rest
         following = control.encode(rest)
         return known_ids + array("I", following) if isinstance(known_ids, array) else [*known_ids, *following]
@@ -148,17 +148,17 @@ class Continuation:
     def _closing(self) -> str:
         return closing_of(lambda these, ask: self._template.render_marked(these, None, ask), self._special_tokens)
 
-    def _not_sampled_of(self, written_on: str, content: str, known_ids: Sequence[int]) -> str:
-        """Return the part of `written_on` that was not sampled, which usually follows a stop string."""
+    def _not_sampled_of(self, appended_text: str, content: str, known_ids: Sequence[int]) -> str:
+        """Return the part of `appended_text` that was not sampled, which usually follows a stop string."""
         tail = known_ids[-len(content.encode()) - _MOST_STOP_TOKENS :]
         text: str = self._tokenizer.decode(list(tail), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         _, found, sampled = text.rpartition(content)
-        if known_ids[-1] in self._special_ids or not found or not written_on.startswith(sampled):
+        if known_ids[-1] in self._special_ids or not found or not appended_text.startswith(sampled):
             raise ConfigError(
-                f"the agent appended {written_on[:80]!r} to an answer, but only one that ended at a stop string can be "
-                "extended"
+                f"the agent appended {appended_text[:80]!r} to an answer, but only one that ended at a stop string can "
+                "be extended"
             )
-        return written_on.removeprefix(sampled)
+        return appended_text.removeprefix(sampled)
 
 
 def near_ends(past: Sequence[Message]) -> Sequence[Message]:

@@ -93,7 +93,7 @@ _NO_STRING = ["number", "boolean", "null", "array", "object"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class CallBlock:
     """Calls between two marks; a block that holds anything else is content."""
 
     opening: re.Pattern[str]

@@ -24,7 +24,7 @@ from rllm.parser.tool_finders import (
     SEPARATOR,
     START,
     TOOL_CALLS,
-    Block,
+    CallBlock,
     Piece,
     TaggedValues,
     deepseek,
@@ -118,7 +118,7 @@ def _json_list(
     """Return a format of JSON objects in a list between tags, of which the closing one may be missing at the end."""
     tag = re.escape(closing)
     return ToolFormat(
-        find=Block(
+        find=CallBlock(
             opening=re.compile(rf"\n?{re.escape(opening)}\s*\[?"),
             closing=re.compile(rf"\]\s*(?:{tag}|\Z)|{tag}"),
             next_call=partial(next_object, call_of=call_of),
@@ -134,7 +134,9 @@ def _json_list(
 # The single newline before a call belongs to its markup (chat templates print it), so that an answer rendered again
 # gives the same text.
 _HERMES = ToolFormat(
-    find=Block(opening=re.compile(r"\n?<tool_call>"), closing=re.compile(r"</tool_call>|\Z"), next_call=next_object),
+    find=CallBlock(
+        opening=re.compile(r"\n?<tool_call>"), closing=re.compile(r"</tool_call>|\Z"), next_call=next_object
+    ),
     markers=("\n<tool_call>", "<tool_call>"),
     markup=("<tool_call>", "</tool_call>"),
     example='<tool_call>\n{"name": "NAME", "arguments": {ARGUMENTS}}\n</tool_call>',
@@ -170,9 +172,9 @@ def _keys_and_values(suffix: str = "", separator: str = "") -> TaggedValues:
     )
 
 
-def _invocations(prefix: str, tags: str, attributes: str = "") -> Block:
+def _invocations(prefix: str, tags: str, attributes: str = "") -> CallBlock:
     """Return the finder for blocks of calls between tags."""
-    return Block(
+    return CallBlock(
         opening=re.compile(rf"\n{{0,2}}<{tags}>"),
         closing=re.compile(rf"</{tags}>|\Z"),
         next_call=invocations(prefix, attributes).next_call,
@@ -223,7 +225,7 @@ _COHERE = _json_list(
 )
 _TOOL_CALLS_LIST = _json_list("<tool_calls>", "</tool_calls>")
 _PYTHONIC = ToolFormat(
-    find=Block(
+    find=CallBlock(
         opening=re.compile(r"(?:<\|python_start\|>|\A)\s*\["),
         closing=re.compile(r"\]\s*(?:<\|python_end\|>)?\Z"),
         next_call=next_pythonic_call,
@@ -243,7 +245,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {  # vLLM's names, where it has the format
     "glm45": _GLM,
     "glm47": _GLM,
     "llama3_json": ToolFormat(
-        find=Block(  # an answer that happens to be a JSON object is a call only if it has a name and parameters
+        find=CallBlock(  # an answer that happens to be a JSON object is a call only if it has a name and parameters
             opening=re.compile(rf"(?:{re.escape(PYTHON)}|\A)\s*(?=\{{)"),
             closing=re.compile(rf"\Z|(?={re.escape(PYTHON)})"),
             next_call=partial(next_object, call_of=call_with_arguments),
@@ -255,7 +257,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {  # vLLM's names, where it has the format
         example='{"name": "NAME", "parameters": {ARGUMENTS}}',
     ),
     "llama4_json": ToolFormat(
-        find=Block(
+        find=CallBlock(
             opening=re.compile(r"(?:(?:<\|python_start\|>)?<\|python_end\|>|<\|python_start\|>|\A)\s*(?=\{)"),
             closing=re.compile(r"(?:<\|python_end\|>)?\Z"),
             next_call=partial(next_object, call_of=call_with_arguments),
@@ -268,7 +270,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {  # vLLM's names, where it has the format
     "llama4_pythonic": _PYTHONIC,
     "pythonic": _PYTHONIC,
     "mistral": ToolFormat(
-        find=Block(
+        find=CallBlock(
             opening=re.compile(re.escape(TOOL_CALLS)),
             closing=re.compile(rf"\Z|(?={re.escape(TOOL_CALLS)})"),
             next_call=next_mistral_call,
@@ -310,7 +312,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {  # vLLM's names, where it has the format
         legend=_NAMES_AND_VALUES,
     ),
     "kimi_k2": ToolFormat(
-        find=Block(
+        find=CallBlock(
             opening=re.compile(r"<\|tool_calls_section_begin\|>"),
             closing=re.compile(r"<\|tool_calls_section_end\|>|\Z"),
             next_call=next_kimi_call,
@@ -326,7 +328,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {  # vLLM's names, where it has the format
         ),
     ),
     "gemma4": ToolFormat(
-        find=Block(
+        find=CallBlock(
             opening=re.compile(r"<\|tool_call>(?=call:)"),
             closing=re.compile(r"<tool_call\|>|\Z"),
             next_call=next_gemma_call,
@@ -339,7 +341,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {  # vLLM's names, where it has the format
         reasoning_tags=("<|channel>thought\n", "<channel|>"),
     ),
     "lfm2": ToolFormat(
-        find=Block(
+        find=CallBlock(
             opening=re.compile(r"\n?<\|tool_call_start\|>\s*\["),
             closing=re.compile(r"\]\s*(?:<\|tool_call_end\|>|\Z)"),
             next_call=next_pythonic_call,
@@ -354,14 +356,14 @@ TOOL_FORMATS: dict[str, ToolFormat] = {  # vLLM's names, where it has the format
     "cohere_command4": _COHERE,
     "granite": _json_list("<|tool_call|>", "<|/tool_call|>"),
     "phi4_mini_json": ToolFormat(
-        find=Block(opening=re.compile(r"functools\["), closing=re.compile(r"\]"), next_call=next_object),
+        find=CallBlock(opening=re.compile(r"functools\["), closing=re.compile(r"\]"), next_call=next_object),
         markers=("functools[",),
         example='functools[{"name": "NAME", "arguments": {ARGUMENTS}}]',
     ),
     "hunyuan_a13b": _TOOL_CALLS_LIST,
     "jamba": _TOOL_CALLS_LIST,
     "hy_v3": ToolFormat(
-        find=Block(
+        find=CallBlock(
             opening=re.compile(r"\n?<tool_calls:opensource>"),
             closing=re.compile(r"</tool_calls:opensource>|\Z"),
             next_call=_keys_and_values(":opensource", "<tool_sep:opensource>").next_call,

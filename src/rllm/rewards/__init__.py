@@ -4,7 +4,8 @@
 result, and combines an agent and a reward. `math_reward`, `search_reward` (questions and multiple choice),
 `countdown_reward`, `code_reward`, `function_call_reward` and `ifeval_reward` score one kind of task each.
 `reward_types` has their input, output and settings, and finds answers in texts. `llm_judge` has judges that are
-models, and `verdicts` parses and caches their answers.
+models, and `verdicts` parses and caches their answers. `equivalence_worker` compares mathematical answers in a process
+that can be killed; `code_harness` judges programs in a sandbox, with `code_peer` between tests and solution.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from rllm.rewards.reward_types import (
     text_of_action,
 )
 from rllm.rewards.reward_types import RewardType as RewardType
-from rllm.sandbox.python import Limits, SandboxResult, run_judged, run_python
+from rllm.sandbox.python import PythonOptions, SandboxResult, run_judged, run_python
 from rllm.types import JSONMapping, JSONObject, Task
 
 NAME = "the code reward"
@@ -137,7 +137,7 @@ class RewardCodeFn:
         ]
         return _verdict(len(names) - len(failures), len(names), *failures[:1])
 
-    def _limits(self, job: JSONObject) -> Limits:
+    def _limits(self, job: JSONObject) -> PythonOptions:
         return {
             "stdin": json.dumps(job),
             "timeout_s": min(self.timeout_s, self.deadline_s),

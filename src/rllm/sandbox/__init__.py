@@ -1,8 +1,14 @@
 """Sandboxes for programs that are not trusted: agents on tasks, and verifiers of their work.
 
-Read `base.py` first: the interface. Each backend is a module: `bubblewrap` (`local`), `containers` (`podman`, `docker`)
-and so on. `pool` bounds a backend, `route` lets a sandbox reach one server, and `namespaces` is the program that enters
-a sandbox of this machine from outside. `python` runs single Python programs, with `call_filter`.
+Read `base` first: the interface. The backends:
+
+* `bubblewrap` (`local`), on this machine: `images` has its file systems, `namespaces` is the program that starts or
+  enters a sandbox, `control_groups` limits its processes, and `call_filter` its system calls.
+* `containers` (`podman`, `docker`) and `kubernetes`, by their client programs; `client` is what they share.
+* `remote`: E2B, Daytona and Modal.
+
+`pool` bounds a backend, `route` lets a sandbox reach one server, `files` moves files in and out, and `owner` cleans up
+after a process that was killed. `python` runs single Python programs, in `python_child`.
 """
 
 from rllm.sandbox.base import (

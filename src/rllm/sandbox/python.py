@@ -44,7 +44,7 @@ from rllm.sandbox.files import file_of
 from rllm.sandbox.images import HOST
 from rllm.types import JSONMapping, JSONObject
 
-__all__ = ["Limits", "SandboxError", "SandboxResult", "Worker", "arun_python", "run_judged", "run_python"]
+__all__ = ["PythonOptions", "SandboxError", "SandboxResult", "Worker", "arun_python", "run_judged", "run_python"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class SandboxResult(ExecResult):
         return self.num_dropped_bytes > 0
 
 
-class Limits(TypedDict, total=False):
+class PythonOptions(TypedDict, total=False):
     """Input and limits of one run."""
 
     stdin: str
@@ -92,12 +92,12 @@ class Limits(TypedDict, total=False):
     """Print the value of a last line that is an expression, as an interactive session does; off by default."""
 
 
-def run_python(code: str, **limits: Unpack[Limits]) -> SandboxResult:
+def run_python(code: str, **limits: Unpack[PythonOptions]) -> SandboxResult:
     """Run the code as a program of this interpreter, in an empty folder of its own, and wait for its end.
 
     Args:
         code: the source; it sees the installed packages, but neither this process nor its working directory.
-        **limits: see `Limits`.
+        **limits: see `PythonOptions`.
 
     Raises:
         ConfigError: if a limit is out of range.
@@ -107,7 +107,7 @@ def run_python(code: str, **limits: Unpack[Limits]) -> SandboxResult:
         return run.result()
 
 
-async def arun_python(code: str, **limits: Unpack[Limits]) -> SandboxResult:
+async def arun_python(code: str, **limits: Unpack[PythonOptions]) -> SandboxResult:
     """Run the code as `run_python` does, without blocking the event loop; cancelling it kills the process."""
     run = _Run(code=code, **limits)
 
@@ -126,7 +126,7 @@ async def arun_python(code: str, **limits: Unpack[Limits]) -> SandboxResult:
 
 
 def run_judged(
-    judge: str, judged: str, *, judged_stdin: str, **limits: Unpack[Limits]
+    judge: str, judged: str, *, judged_stdin: str, **limits: Unpack[PythonOptions]
 ) -> tuple[SandboxResult, SandboxResult]:
     """Run two programs, each in a sandbox of its own, with a socket between them; both end when the first one does.
 
@@ -141,7 +141,7 @@ def run_judged(
     Returns:
         The outcomes of both.
     """
-    judged_limits: Limits = {**limits, "stdin": judged_stdin}
+    judged_limits: PythonOptions = {**limits, "stdin": judged_stdin}
     here, there = socket.socketpair()
     first = _Run(code=judge, channel=here, **limits)
     second = _Run(code=judged, channel=there, **judged_limits)

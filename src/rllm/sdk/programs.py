@@ -112,7 +112,7 @@ def _prepared(
             f"{_program(command)!r} cannot be started: the rollout of this thread or task has ended, and all its "
             "programs with it"
         )
-    limits = Limits(timeout_s=timeout_s, max_output_bytes=max_output_bytes, grace_s=grace_s)
+    limits = ProgramLimits(timeout_s=timeout_s, max_output_bytes=max_output_bytes, grace_s=grace_s)
     frame = current_frame()
     variables = dict(os.environ)
     if frame is not None:
@@ -137,7 +137,7 @@ def _program(command: Sequence[Argument]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ProgramLimits:
     """Limits of a program; the fields are options of `rllm run`."""
 
     timeout_s: float | None = None
@@ -166,7 +166,7 @@ class ProgramResult(ExecResult):
 
 def run_supervised(
     command: Sequence[Argument],
-    limits: Limits,
+    limits: ProgramLimits,
     *,
     env: Mapping[str, Argument],
     cwd: Argument | None = None,
@@ -256,7 +256,7 @@ class _Watch:
         self,
         process: subprocess.Popen[bytes],
         control: socket.socket,
-        limits: Limits,
+        limits: ProgramLimits,
         on_output: Callable[[Stream, bytes], None] | None,
         is_wanted: Callable[[], bool],
     ) -> None:

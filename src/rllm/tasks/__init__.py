@@ -2,7 +2,8 @@
 
 Read `task.py` first: a `TaskFolder`, a `SandboxAgent` and the `TaskOutcome` of a rollout. `folder.py` reads
 them, from repositories too (`task_toml.py` has the fields of `task.toml`), `run.py` makes a rollout, `verifier.py`
-rewards it, `changes.py` describes what the agent changed, and `check.py` checks tasks with their own solution.
+rewards it, `changes.py` describes what the agent changed, and `check.py` checks tasks with their own solution;
+`shell_tasks.py` generates small ones.
 `rollouts.py` has the rollouts of a run, and brings task folders to the nodes of a cluster.
 """
 

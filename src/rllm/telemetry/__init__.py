@@ -2,6 +2,8 @@
 
     rllm.telemetry.enable()   # exports to OTEL_EXPORTER_OTLP_ENDPOINT, over HTTP
 
+`tracing` is the only module that imports OpenTelemetry.
+
 Names and attributes follow OpenTelemetry's semantic conventions for generative AI, with `rllm.*` for additions. Spans
 never have content: no messages, arguments, results or error messages.
 """

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rllm.sandbox.python import Limits, SandboxResult, arun_python, run_python
+from rllm.sandbox.python import PythonOptions, SandboxResult, arun_python, run_python
 from rllm.tools.tool_base import MAX_OUTPUT_CHARS, Tool, ToolOutput
 
 __all__ = ["CodeToolOutput", "PythonInterpreter"]
@@ -52,7 +52,7 @@ class PythonInterpreter(Tool):
         max_output_chars: int = MAX_OUTPUT_CHARS,
     ) -> None:
         super().__init__(name, description, max_output_chars=max_output_chars)
-        self._limits: Limits = {
+        self._limits: PythonOptions = {
             "timeout_s": timeout_s,
             "memory_mb": memory_mb,
             "max_output_bytes": max(0, max_output_chars - len(_CUT)),  # otherwise the note itself is cut

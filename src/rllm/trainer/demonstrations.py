@@ -34,7 +34,7 @@ FIELD = "demonstration"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class LabeledSequence:
     """A token sequence with the spans that are to be learned."""
 
     ids: array[int]
@@ -46,7 +46,7 @@ class Shown:
 class Demonstration:
     """Token sequences of one row."""
 
-    shown: tuple[Shown, ...]
+    shown: tuple[LabeledSequence, ...]
     name: str = "agent"
     reward: float | None = None
 
@@ -136,7 +136,7 @@ class _Reader:
             raise ConfigError(f"row {number}: {error}") from error
         return Demonstration(shown=tuple(shown), name=str(row.get("name") or "agent"), reward=row.get("reward"))
 
-    def _sampled(self, steps: object) -> list[Shown]:
+    def _sampled(self, steps: object) -> list[LabeledSequence]:
         """Return the steps' own tokens; all answers count, unless only the last one is wanted."""
         if not isinstance(steps, Sequence) or not all(isinstance(step, Mapping) for step in steps):
             raise ConfigError(f"steps={steps!r:.80}: use a list of objects with prompt_ids and response_ids")
@@ -154,12 +154,12 @@ class _Reader:
                     f"{self._of.num_ids}: another model sampled it; leave out 'steps' to render the messages for this "
                     "model"
                 )
-            shown.append(Shown(prompt + answer, ((len(prompt), len(prompt) + len(answer)),)))
+            shown.append(LabeledSequence(prompt + answer, ((len(prompt), len(prompt) + len(answer)),)))
         if not shown:
             raise ConfigError("steps hold no response_ids: there is nothing to learn")
         return shown[-1:] if self._config.train_on == "last" else shown
 
-    def _rendered(self, row: JSONMapping) -> list[Shown]:
+    def _rendered(self, row: JSONMapping) -> list[LabeledSequence]:
         messages, tools = row.get("messages"), row.get("tools") or None
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise ConfigError(
@@ -202,9 +202,9 @@ class _Reader:
                 f"the chat template prints {len(wanted)} answers as {len(whole.spans)}, so they cannot be "
                 "distinguished: merge consecutive answers, or learn from all of them"
             )
-        return [Shown(whole.ids, tuple(compress(whole.spans, wanted)))]
+        return [LabeledSequence(whole.ids, tuple(compress(whole.spans, wanted)))]
 
-    def _shown(self, prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> Shown:
+    def _shown(self, prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> LabeledSequence:
         if not prompt:
             raise ConfigError("the chat template prints nothing before the first answer: begin with a user message")
         spans: list[tuple[int, int]] = []
@@ -220,7 +220,7 @@ class _Reader:
                 f"messages have {self._of.tokenizer.decode([most])!r}, token {most} of the tokenizer, but the model's "
                 f"ids are 0 to {self._of.num_ids - 1}: leave it out"
             )
-        return Shown(array("i", shown), tuple(spans))
+        return LabeledSequence(array("i", shown), tuple(spans))
 
 
 def _check_text(messages: object) -> None:

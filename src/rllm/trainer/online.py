@@ -162,7 +162,7 @@ def serving_notice(config: TrainConfig) -> str:
     if not settings.port:
         return "The run learns from what other gateways store; set gateway.port=N to serve users itself"
     if "RLLM_GATEWAY_API_KEY" not in operators_keys():
-        return f"gateway.port={settings.port}: RLLM_GATEWAY_API_KEY is not set, so nobody knows the key of the gateway"
+        return f"gateway.port={settings.port}: RLLM_GATEWAY_API_KEY is not set, so users cannot know the gateway's key"
     url = f"http://{settings.host}:{settings.port}"
     return (
         f"Users call {url}/sessions/SESSION/v1 with the key RLLM_GATEWAY_API_KEY; rewards go to "

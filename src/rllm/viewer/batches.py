@@ -21,7 +21,7 @@ from rllm.errors import StoreError
 from rllm.parser.append_only import common_length
 from rllm.types import JSONMapping, StepCredit, Trace, credits_by_trace, grouped
 from rllm.viewer.charts import Row
-from rllm.viewer.rollouts import Rollout
+from rllm.viewer.rollouts import StoredRollout
 
 _KINDS = {"i4": "i", "f4": "f", "f2": "e"}
 _MAX_FILE_BYTES = 512 * 1024 * 1024
@@ -169,7 +169,7 @@ class CheckedSequence:
 
     number: int
     sequence: FedSequence
-    rollout: Rollout | None = None
+    rollout: StoredRollout | None = None
     role: str = ""
     num_fed: int = 0
     num_sampled: int = 0
@@ -204,7 +204,7 @@ class _StoredCall:
     trace: Trace
     credits: Sequence[StepCredit]
     """Credits of this step, in the order of the trajectories that share the call."""
-    rollout: Rollout
+    rollout: StoredRollout
     is_side_call: bool
 
     def credit_of(self, span: FedSpan) -> StepCredit | None:
@@ -213,7 +213,7 @@ class _StoredCall:
         return scored[min(span.place, len(scored) - 1)] if scored else None
 
 
-def audit_batch(batch: FedBatch, rollouts: Sequence[Rollout], calls_of: Calls, row: Row) -> BatchAudit:
+def audit_batch(batch: FedBatch, rollouts: Sequence[StoredRollout], calls_of: Calls, row: Row) -> BatchAudit:
     """Compare a step's batch with the rollouts that the store has of it."""
     calls: dict[str, _StoredCall] = {}
     for rollout in rollouts:

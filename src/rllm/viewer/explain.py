@@ -12,7 +12,7 @@ from rllm.errors import ConfigError
 from rllm.evaluation.report import mean_of_known
 from rllm.store.base import TraceStore, every_session
 from rllm.types import JSONObject, Message, StepCredit, Trace, credits_by_trace, grouped, token_versions
-from rllm.viewer.rollouts import Rollout, rollout_of
+from rllm.viewer.rollouts import StoredRollout, rollout_of
 
 Fed: TypeAlias = Callable[[int, str], Sequence[Sequence[float]]]
 """Function of a training step and a call. It returns the advantages that the optimizer was fed for the call's tokens,
@@ -108,7 +108,7 @@ def latest_episodes(
     return [ListedEpisode(**_outcome(item)) for item in itertools.islice(chosen, limit)]
 
 
-def _outcome(rollout: Rollout) -> JSONObject:
+def _outcome(rollout: StoredRollout) -> JSONObject:
     """Return the fields of a `ListedEpisode`."""
     error = rollout.error
     if rollout.unreadable:
@@ -126,7 +126,7 @@ def _outcome(rollout: Rollout) -> JSONObject:
     }
 
 
-def _episode_id(rollout: Rollout) -> str:
+def _episode_id(rollout: StoredRollout) -> str:
     return f"{rollout.task_id}:{rollout.index}" if rollout.task_id else rollout.session_id
 
 

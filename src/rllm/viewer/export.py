@@ -17,7 +17,7 @@ from rllm.viewer.charts import Row, is_trained
 from rllm.viewer.graph import Graph, graph_of
 from rllm.viewer.pages import table_of
 from rllm.viewer.render import HERE, render
-from rllm.viewer.rollouts import Rollout
+from rllm.viewer.rollouts import StoredRollout
 from rllm.viewer.runs import Run, Runs
 from rllm.viewer.texts import fields_of
 from rllm.viewer.tokens import TokenTable
@@ -26,10 +26,10 @@ _MAX_STEPS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class RolloutDetails:
     """A rollout shown in full."""
 
-    rollout: Rollout
+    rollout: StoredRollout
     task: Mapping[str, str]
     graph: Graph
     table: TokenTable | None
@@ -84,14 +84,14 @@ def _report(run: Run, num_rollouts: int) -> tuple[int, str]:
     )
 
 
-def most_informative(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
+def most_informative(rollouts: Sequence[StoredRollout], count: int) -> list[StoredRollout]:
     """Return the most informative rollouts, in order of time.
 
     A quarter are failed ones; the others alternate between the best and the worst advantages, then come the newest.
     """
     failed = [item for item in rollouts if item.error][: count // 4]
 
-    def advantage(rollout: Rollout) -> float:
+    def advantage(rollout: StoredRollout) -> float:
         return max((path.advantage or 0.0 for path in rollout.paths), key=abs, default=0.0)
 
     credited = sorted((item for item in rollouts if item.paths and not item.error), key=advantage)
@@ -100,12 +100,12 @@ def most_informative(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
     return sorted(list(chosen.values())[:count], key=lambda item: item.created_at)
 
 
-def _shown(run: Run, rollout: Rollout) -> Shown:
+def _shown(run: Run, rollout: StoredRollout) -> RolloutDetails:
     traces, credits_ = run.calls(rollout.session_id)
     ends = SessionTree(traces).leaves()
     table = table_of(run, rollout, ends[0]) if ends else None
     task = fields_of(run.task_of(rollout))
-    return Shown(rollout=rollout, task=task, graph=graph_of(rollout, traces, credits_), table=table)
+    return RolloutDetails(rollout=rollout, task=task, graph=graph_of(rollout, traces, credits_), table=table)
 
 
 def _spread(rows: Sequence[Row]) -> list[Row]:
@@ -117,6 +117,6 @@ def _spread(rows: Sequence[Row]) -> list[Row]:
     return [trained[place] for place in sorted(places)]
 
 
-def _by_task(rollouts: Iterable[Rollout]) -> list[tuple[str, list[Rollout]]]:
+def _by_task(rollouts: Iterable[StoredRollout]) -> list[tuple[str, list[StoredRollout]]]:
     tasks = grouped((rollout.task_id, rollout) for rollout in rollouts)
     return [(members[0].task_name, members) for members in tasks.values()]

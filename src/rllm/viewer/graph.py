@@ -13,7 +13,7 @@ from rllm.capture.side_calls import LaterMessages, side_calls
 from rllm.errors import counted
 from rllm.parser.append_only import common_length
 from rllm.types import StepCredit, Trace, why_left_out
-from rllm.viewer.rollouts import Rollout
+from rllm.viewer.rollouts import StoredRollout
 from rllm.viewer.texts import message_parts
 from rllm.viewer.tokens import credit_of_calls
 
@@ -130,7 +130,7 @@ class Graph:
         return sum(max(len(call.children) - 1, 0) for call in self.calls)
 
 
-def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> Graph:
+def graph_of(rollout: StoredRollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> Graph:
     """Lay out an episode in call order from left to right."""
     calls = _calls(rollout, traces, credits_)
     _link(calls)
@@ -157,7 +157,7 @@ def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepC
     )
 
 
-def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> list[Call]:
+def _calls(rollout: StoredRollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> list[Call]:
     credit_of = credit_of_calls(credits_)
     own = {step.id: (path.name, step.reward) for path in rollout.paths for step in path.steps}
     aside = side_calls(traces)
@@ -244,7 +244,7 @@ def _content_key(message: Mapping[str, object]) -> object:
 
 
 def _rewards(
-    rollout: Rollout, calls: Sequence[Call], lanes: Sequence[tuple[str, float, float]], end: float
+    rollout: StoredRollout, calls: Sequence[Call], lanes: Sequence[tuple[str, float, float]], end: float
 ) -> list[Reward]:
     rewards = []
     for role, top, height in lanes:
@@ -289,7 +289,7 @@ class Period:
 class Lane:
     """One rollout."""
 
-    rollout: Rollout
+    rollout: StoredRollout
     periods: list[Period] = field(default_factory=list)
     is_slow: bool = False
     """True for the slowest rollouts."""
@@ -309,7 +309,9 @@ class Lane:
         return sum(item.stop - item.start for item in self.periods if item.kind == kind)
 
 
-def timeline(rollouts: Sequence[Rollout], traces_of: dict[str, list[Trace]], *, now: float | None = None) -> list[Lane]:
+def timeline(
+    rollouts: Sequence[StoredRollout], traces_of: dict[str, list[Trace]], *, now: float | None = None
+) -> list[Lane]:
     """Return a lane for each rollout, in order of their start."""
     if not rollouts:
         return []
@@ -325,7 +327,7 @@ def timeline(rollouts: Sequence[Rollout], traces_of: dict[str, list[Trace]], *, 
     return lanes
 
 
-def _lane(rollout: Rollout, traces: Sequence[Trace], began: float, now: float) -> Lane:
+def _lane(rollout: StoredRollout, traces: Sequence[Trace], began: float, now: float) -> Lane:
     lane = Lane(rollout=rollout)
     start = rollout.created_at - began
     if start > 0.001:

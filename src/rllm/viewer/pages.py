@@ -15,7 +15,7 @@ from rllm.viewer import charts
 from rllm.viewer.batches import audit_batch
 from rllm.viewer.charts import is_trained, neighbours
 from rllm.viewer.graph import graph_of, timeline
-from rllm.viewer.rollouts import SORTS, PathOutcome, Query, Rollout, search
+from rllm.viewer.rollouts import SORTS, PathOutcome, Query, StoredRollout, search
 from rllm.viewer.runs import HOW_TO_MAKE_ONE, Run, Runs
 from rllm.viewer.texts import fields_of
 from rllm.viewer.tokens import OVERLAYS, SCALES, TokenTable, drifts_of, token_table
@@ -30,7 +30,7 @@ class NotFoundError(LookupError):
     """Missing page; the message names the missing part."""
 
 
-def rollout_named(run: Run, session_id: str) -> Rollout:
+def rollout_named(run: Run, session_id: str) -> StoredRollout:
     """Return the rollout of a session."""
     found = run.rollouts.get(session_id)
     if found is None:
@@ -50,7 +50,7 @@ def trace_named(run: Run, session_id: str, trace_id: str) -> Trace:
     return found
 
 
-def table_of(run: Run, rollout: Rollout, trace: Trace) -> TokenTable:
+def table_of(run: Run, rollout: StoredRollout, trace: Trace) -> TokenTable:
     """Return the tokens of a call and of those before it, with data from the store and the batches."""
     traces, credits_ = run.calls(rollout.session_id)
     batch = run.batch(rollout.step) if rollout.split == "train" and rollout.step else None
@@ -136,7 +136,7 @@ def step_page(run: Run, step: int, given: QueryArgs) -> Page:
     row = common["row"]
     if not rollouts and not row:
         raise NotFoundError(f"there is no step {step} in this run")
-    tasks: dict[tuple[str, str], list[tuple[Rollout, PathOutcome | None]]] = {}
+    tasks: dict[tuple[str, str], list[tuple[StoredRollout, PathOutcome | None]]] = {}
     roles: dict[str, set[str]] = {}
     for rollout in rollouts:
         roles.setdefault(rollout.task_id, set()).update(path.name for path in rollout.paths)
@@ -247,7 +247,7 @@ _MAX_SIDE_BY_SIDE = 16
 class Column:
     """Column of a group: the part of a rollout with one role."""
 
-    rollout: Rollout
+    rollout: StoredRollout
     num_calls: int
     leaf: Trace | None
     """End of its first sequence; `None` if it sampled nothing."""
@@ -361,7 +361,7 @@ def legend(overlay: str) -> list[tuple[str, str]]:
     return [*below, ("d0", f"{middle:g}"), *above]
 
 
-def _column(run: Run, rollout: Rollout, role: str) -> Column:
+def _column(run: Run, rollout: StoredRollout, role: str) -> Column:
     traces, _ = run.calls(rollout.session_id)
     own = {step.id for path in rollout.paths if path.name == role for step in path.steps}
     ends = SessionTree([trace for trace in traces if trace.id in own or not own]).leaves()

@@ -106,7 +106,7 @@ _BLOCK, _LONGEST_BLOCK = 256, 768
 
 
 @dataclass(frozen=True)
-class Block:
+class TokenBlock:
     """Consecutive tokens."""
 
     start: int
@@ -116,7 +116,7 @@ class Block:
 
 def blocks(
     table: TokenTable, vocabulary: Vocabulary, overlay: str, *, start: int = 0, stop: int | None = None
-) -> Iterator[Block]:
+) -> Iterator[TokenBlock]:
     """Yield the tokens from `start` to `stop` with the classes of an overlay."""
     from markupsafe import Markup
 
@@ -138,7 +138,7 @@ def blocks(
         names = f"{classes[key]}{extra}"
         piece.append(f'<i class="{names}">{text}</i>' if names else f"<i>{text}</i>")
         if len(piece) >= _BLOCK and ("\n" in text or len(piece) >= _LONGEST_BLOCK):
-            yield Block(first, Markup("".join(piece)))  # Every piece of text in it was escaped.
+            yield TokenBlock(first, Markup("".join(piece)))  # Every piece of text in it was escaped.
             first, piece = place + 1, []
     if piece:
-        yield Block(first, Markup("".join(piece)))
+        yield TokenBlock(first, Markup("".join(piece)))

@@ -57,7 +57,7 @@ _MAY_STILL_END_S = 6 * 3600.0
 """Age after which an unfinished rollout is not checked again."""
 
 
-class Rollout(Struct, kw_only=True, dict=True):
+class StoredRollout(Struct, kw_only=True, dict=True):
     """One session of the store, with the outcome in its metadata."""
 
     session_id: str
@@ -146,7 +146,7 @@ class Rollouts:
         """Read rollouts lazily; with `run_id`, only those of this run."""
         self._store = store
         self.run_id = run_id
-        self._by_id: dict[str, Rollout] = {}
+        self._by_id: dict[str, StoredRollout] = {}
         self._order: list[str] = []
         """Session ids, newest first."""
         self._others: set[str] = set()
@@ -154,7 +154,7 @@ class Rollouts:
         self._read_at = 0.0
         self._lock = threading.Lock()
 
-    def all(self) -> list[Rollout]:
+    def all(self) -> list[StoredRollout]:
         """Return the rollouts, at most a second old."""
         with self._lock:
             if time.monotonic() - self._read_at > _FRESH_S:
@@ -173,17 +173,17 @@ class Rollouts:
         }
         return {name: sorted(values) for name, values in found.items()}
 
-    def get(self, session_id: str) -> Rollout | None:
+    def get(self, session_id: str) -> StoredRollout | None:
         """Return one rollout in its current state."""
         info = self._store.session(session_id)
         return None if info is None else rollout_of(info)
 
-    def of_step(self, step: int, split: str = "train") -> list[Rollout]:
+    def of_step(self, step: int, split: str = "train") -> list[StoredRollout]:
         """Return the rollouts of a step in the order of tasks and attempts."""
         found = [item for item in self.all() if item.step == step and item.split == split]
         return sorted(found, key=lambda item: (_natural(item.task_id), item.index, item.created_at))
 
-    def of_task(self, task_id: str, split: str | None = None, step: int | None = None) -> list[Rollout]:
+    def of_task(self, task_id: str, split: str | None = None, step: int | None = None) -> list[StoredRollout]:
         """Return the rollouts of one task in order, of one evaluation if there were several."""
         return sorted(
             (
@@ -224,7 +224,7 @@ class Rollouts:
             self._others.add(info.id)
 
 
-def rollout_of(info: SessionInfo) -> Rollout:
+def rollout_of(info: SessionInfo) -> StoredRollout:
     """Return the rollout of a session; a session without a trainer has few fields."""
     about = info.metadata
     outcome = about.get(OUTCOME_KEY)
@@ -241,9 +241,9 @@ def rollout_of(info: SessionInfo) -> Rollout:
         "unreadable": None,
     }
     try:
-        return convert({**({} if outcome is None else outcome), **session}, Rollout)
+        return convert({**({} if outcome is None else outcome), **session}, StoredRollout)
     except (ValidationError, TypeError) as error:  # TypeError: it is not even a mapping
-        return convert({**session, "unreadable": str(error)}, Rollout)
+        return convert({**session, "unreadable": str(error)}, StoredRollout)
 
 
 def _whole(value: object) -> int | None:
@@ -266,7 +266,7 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 _NUMBER = r"-?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?"
 _REWARD = re.compile(rf"\s*+(<=|>=|<|>|=|)\s*+({_NUMBER})\s*+(?:(?:\.\.|to)\s*+({_NUMBER})\s*+)?")
-SORTS: dict[str, Callable[[Rollout], float]] = {
+SORTS: dict[str, Callable[[StoredRollout], float]] = {
     "newest": lambda item: -item.created_at,
     "reward": lambda item: -(item.reward if item.reward is not None else float("-inf")),
     "lowest reward": lambda item: item.reward if item.reward is not None else float("inf"),
@@ -318,7 +318,7 @@ class Query:
             item.name: value for item in fields(self) if (value := getattr(self, item.name)) and value != item.default
         }
 
-    def matches(self, rollout: Rollout) -> bool:
+    def matches(self, rollout: StoredRollout) -> bool:
         """Return whether all filters but the text match."""
         error = rollout.error or {}
         text = f"{error.get('type', '')} {error.get('message', '')}".lower()
@@ -353,7 +353,7 @@ class Query:
 class Found:
     """One page of results."""
 
-    rollouts: list[Rollout]
+    rollouts: list[StoredRollout]
     total: int | None
     """Number of matches; `None` for a text, since all texts would have to be read."""
     next_offset: int | None
@@ -363,7 +363,7 @@ class Found:
 
 
 def search(
-    rollouts: Iterable[Rollout],
+    rollouts: Iterable[StoredRollout],
     query: Query,
     traces_of: Callable[[str], list[Trace]],
     *,
@@ -376,7 +376,7 @@ def search(
     if not query.text:
         more = offset + limit if len(rest) > limit else None
         return Found(rollouts=rest[:limit], total=len(fitting), next_offset=more)
-    found: list[Rollout] = []
+    found: list[StoredRollout] = []
     num_read = 0
     for rollout in islice(rest, _MAX_READ):
         num_read += 1

@@ -34,7 +34,7 @@ from rllm.tracking.about import (
 from rllm.types import JSONObject, StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
 from rllm.viewer.charts import Row, rows_of
-from rllm.viewer.rollouts import Rollout, Rollouts
+from rllm.viewer.rollouts import Rollouts, StoredRollout
 from rllm.viewer.texts import Vocabulary, message_parts, vocabulary_of
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Run:
         traces = sorted(self.store.by_session(session_id), key=lambda trace: trace.started_at)
         return traces, self.store.credits(session_id)
 
-    def question_of(self, rollout: Rollout) -> str:
+    def question_of(self, rollout: StoredRollout) -> str:
         """Return the question of its first call in one line; empty if it is unknown."""
         step_id = next((step.id for path in rollout.paths for step in path.steps), None)
         return "" if step_id is None else self._question(rollout.session_id, step_id)
@@ -155,7 +155,7 @@ class Run:
         asked = [parts.text for parts in map(message_parts, trace.messages if trace else ()) if parts.kind == "user"]
         return " ".join(asked[-1].split())[:200] if asked else ""
 
-    def task_of(self, rollout: Rollout) -> object:
+    def task_of(self, rollout: StoredRollout) -> object:
         """Return the task of a rollout; `None` if the folder has no readable one."""
         if self.folder is None:
             return None

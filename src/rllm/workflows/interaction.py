@@ -23,7 +23,7 @@ _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class InteractionLimits:
     """Limits that end an interaction before the environment is done; lengths are tokens, counted by the engine."""
 
     max_steps: int = 5
@@ -48,7 +48,7 @@ class Interaction:
     agent: BaseAgent
     env: BaseEnv
     engine: InferenceEngine
-    limits: Limits
+    limits: InteractionLimits
     calls: BlockingCalls
     sampling: JSONMapping = field(default_factory=dict)
     """Parameters of every model call, such as `temperature`."""

@@ -10,7 +10,7 @@ from rllm.errors import ConfigError, shown
 from rllm.inference.engine import InferenceEngine
 from rllm.types import Episode, JSONMapping, Task, TerminationReason
 from rllm.workflows.environment import BlockingCalls, calls_of, environment_of
-from rllm.workflows.interaction import Interaction, Limits, discounted_returns
+from rllm.workflows.interaction import Interaction, InteractionLimits, discounted_returns
 from rllm.workflows.workflow import TerminationEvent, Workflow
 
 
@@ -49,7 +49,7 @@ class MultiTurnWorkflow(Workflow):
         self.agent = agent_cls(**dict(agent_args or {}))
         self.env_cls, self.env_args = env_cls, prepared_args(env_cls, env_args)
         self.sampling_params = dict(sampling_params or {})
-        self.limits = Limits(
+        self.limits = InteractionLimits(
             max_steps=max_steps, max_prompt_length=max_prompt_length, max_response_length=max_response_length
         )
         self._calls: BlockingCalls | None = None

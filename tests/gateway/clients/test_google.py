@@ -181,6 +181,10 @@ def test_errors_have_their_status(serve, google_client):
         client.models.generate_content(model="m", contents="hi", config=config(cached_content="cachedContents/c"))
     assert (refused.value.code, refused.value.status) == (400, "INVALID_ARGUMENT")
     assert "cachedContent" in refused.value.message
+    turn = types.Content(role="assistant", parts=[types.Part(text="hi")])
+    with pytest.raises(genai.errors.ClientError) as refused:
+        client.models.generate_content(model="m", contents=[turn])
+    assert (refused.value.code, "contents[0].role='assistant'" in refused.value.message) == (400, True)
 
 
 def test_schemas_are_sent_to_the_server_as_json_schema(serve, google_client):

@@ -20,7 +20,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import scaled_dot_product_attention
 
 from rllm.algorithms.tree import ROW_TOKENS, TokenTree
-from rllm.backends.local.tree_rows import Block, blocks
+from rllm.backends.local.tree_rows import AttentionBlock, blocks
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -91,7 +91,7 @@ class RowAttention:
         return self._masks[like.dtype]
 
 
-def _keys_of(block: Block) -> list[Tensor]:
+def _keys_of(block: AttentionBlock) -> list[Tensor]:
     """Return the positions in the tree of the keys of a block's rows, and of each shared prefix."""
     own = block.tokens if block.above is None else torch.cat([block.above, block.tokens], dim=1)
     return [own.flatten(), *(prefix.tokens for prefix in block.shared)]

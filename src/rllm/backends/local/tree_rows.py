@@ -72,7 +72,7 @@ class SharedPrefix:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class AttentionBlock:
     """Rows whose attention is computed at once."""
 
     tokens: Tensor  # [b, L] positions in the tree; padding repeats the first of its row
@@ -82,7 +82,7 @@ class Block:
     shared: tuple[SharedPrefix, ...]  # of all rows, or none
 
 
-def blocks(tree: TokenTree, row_tokens: int = ROW_TOKENS, shared_saved: int | None = None) -> Iterator[Block]:
+def blocks(tree: TokenTree, row_tokens: int = ROW_TOKENS, shared_saved: int | None = None) -> Iterator[AttentionBlock]:
     """Yield all rows of a tree.
 
     Args:
@@ -100,7 +100,7 @@ def blocks(tree: TokenTree, row_tokens: int = ROW_TOKENS, shared_saved: int | No
         above, seen = (None, torch.ones(len(rows), 1, 0, dtype=torch.bool)) if shared else _above(tree, rows)
         needed = above is not None or bool((stops[tokens] < end).any())
         mask = _mask(tokens, stops[tokens], seen) if needed else None
-        yield Block(tokens=tokens, is_real=is_real, mask=mask, above=above, shared=shared)
+        yield AttentionBlock(tokens=tokens, is_real=is_real, mask=mask, above=above, shared=shared)
 
 
 def token_depths(tree: TokenTree) -> Tensor:

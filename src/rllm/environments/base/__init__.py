@@ -1,1 +1,1 @@
-"""The environment protocol, and its two usual shapes."""
+"""The environment protocol (`base_env.py`), and its two usual shapes (`multi_turn_env.py`)."""

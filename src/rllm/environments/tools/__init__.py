@@ -1,1 +1,1 @@
-"""Environment in which the agent acts by calling tools."""
+"""Environment in which the agent acts by calling tools: `tool_env.py`."""

@@ -1,7 +1,8 @@
 """Dialects: translations of the wire formats that agents speak to and from one chat request and answer.
 
-`base.py` has the base class, the checks of requests and shared helpers; each other module is a dialect with a table of
-its documented fields. Read `base.py` and `chat.py` first. A new dialect is a module here and a row in
+`base.py` has the base class, the checks of requests and shared helpers; `chat.py`, `messages.py`, `responses.py`
+(its requests in `responses_input.py`) and `google.py` are dialects, each with a table of its documented fields. Read
+`base.py` and `chat.py` first. A new dialect is a module here and a row in
 `rllm.capture.wire_formats`.
 """
 

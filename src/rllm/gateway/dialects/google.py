@@ -43,6 +43,8 @@ _FREE_FORM = frozenset(
 )
 """Fields whose members are users' names, which stay as they are."""
 _MODES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
+_ROLES = ("user", "model", "function", "tool")
+"""Roles of contents; the last two are older names for the user's function responses."""
 _FINISH_REASONS = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY"}
 _STATUSES = {
     400: "INVALID_ARGUMENT",
@@ -184,7 +186,11 @@ def _messages(contents: list[JSONObject]) -> Iterable[Message]:
     for position, content in enumerate(contents):
         where = f"contents[{position}].parts"
         parts = objects(content.get("parts") or [], where)
-        if content.get("role") == "model":
+        role = content.get("role") or "user"
+        if role not in _ROLES:
+            place = f"contents[{position}].role"
+            raise invalid(f"{place}={role!r:.80}: use 'user' or 'model'", place)
+        if role == "model":
             message = _answer(parts, where)
             calls = message.get("tool_calls") or ()
             unanswered = [(call["function"]["name"], call["id"]) for call in calls]

@@ -1,8 +1,8 @@
 """Upstreams: the servers and engines that answer the gateway's calls.
 
-`base.Upstream` is the interface. `http.HTTPUpstream` is one server, `pool.UpstreamPool` several replicas,
-`engine.EngineUpstream` an engine of this process, and `policy_server.ServedEngine` the trained policy on a server.
-`answers` parses and checks whole and streamed answers, `token_prompts` converts prompts and completions.
+`base.Upstream` is the interface. `http.HTTPUpstream` is one server (`connection` has HTTP/1.1), `pool.UpstreamPool`
+several replicas, `engine.EngineUpstream` an engine of this process, and `policy_server.ServedEngine` the trained policy
+on a server. `answers` parses and checks whole and streamed answers, `token_prompts` converts prompts and completions.
 """
 
 from rllm.gateway.upstream.base import Upstream, UpstreamCall

@@ -56,7 +56,7 @@ class EngineUpstream:
         messages = for_template(request["messages"])
         num_known = len(for_template(request["messages"][: prior.num_messages]))
         return continued_prompt(
-            self.engine, prior.token_ids, messages, num_known, request, written_on=prior.appended_text
+            self.engine, prior.token_ids, messages, num_known, request, appended_text=prior.appended_text
         )
 
     def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:

@@ -295,10 +295,12 @@ def normalized_base_url(url: str) -> str:
     if "@" in url:
         raise ConfigError(
             "upstream: the URL holds a user name or a password, which would be shown and stored with every call: "
-            "give the server's key as --upstream-api-key (RLLM_UPSTREAM_API_KEY)"
+            "give the server's key in RLLM_UPSTREAM_API_KEY, or as api_key= in Python"
         )
     if not valid or _NOT_IN_URLS.search(url) or parts.query or parts.fragment:
-        raise ConfigError(f"{url!r}: use the base URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1")
+        raise ConfigError(
+            f"upstream={url!r}: use the base URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1"
+        )
     base_url = url.rstrip("/")
     return base_url if parts.path.strip("/") else f"{base_url}/v1"
 

@@ -111,11 +111,11 @@ class ServedEngine:
         *,
         tools: Sequence[JSONMapping] | None = None,
         template_kwargs: JSONMapping | None = None,
-        written_on: str = "",
+        appended_text: str = "",
     ) -> Sequence[int]:
         """See `FullEngine`."""
         request = {"messages": list(messages), "tools": tools, "chat_template_kwargs": template_kwargs}
-        prior = PriorAnswer(trace_id="", num_messages=num_known, token_ids=known_ids, appended_text=written_on)
+        prior = PriorAnswer(trace_id="", num_messages=num_known, token_ids=known_ids, appended_text=appended_text)
         prompt_ids = self._tokens.continued(request, prior)
         if prompt_ids is None:
             raise ConfigError("the template cannot continue these messages")

@@ -17,7 +17,7 @@ from typing import Any
 from rllm.capture import PriorAnswer
 from rllm.capture.tokens import check_aligned
 from rllm.errors import ConfigError, needed
-from rllm.parser.answer import AnswerReader, Shown
+from rllm.parser.answer import AnswerReader, VisibleText
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
@@ -99,7 +99,7 @@ class TokenPrompts:
         kwargs = request.get("chat_template_kwargs")
         try:
             return self._continuation.prompt_ids(
-                prior.token_ids, messages, num_known, request.get("tools"), kwargs, written_on=prior.appended_text
+                prior.token_ids, messages, num_known, request.get("tools"), kwargs, appended_text=prior.appended_text
             )
         except ConfigError:  # then the server reports errors of the messages, if any
             return None
@@ -263,7 +263,7 @@ class CompletionChunks:
             reasoning, content = shown.reasoning, shown.content
             if reason is not None:
                 answer = reader.read(so_far)
-                rest = reader.rest(Shown(answer.reasoning, answer.content))
+                rest = reader.rest(VisibleText(answer.reasoning, answer.content))
                 reasoning, content = reasoning + rest.reasoning, content + rest.content
                 if answer.tool_calls:
                     delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(answer.tool_calls)]

@@ -1,6 +1,12 @@
 """The embedded sampler: batched decoding with a key-value cache, in the process and on the weights of the trainer.
 
-`engine.py` is the front, `loading.py` loads models, `quantized.py` keeps frozen weights in fewer bits for both.
+Read `engine` first: messages to an answer. `scheduler` admits requests between decode steps, and `decode_thread` is the
+thread that it runs on. Around them:
+
+* `decoders`: the fastest decoder that is exact for a model; `slot_decoder` is that of plain full attention.
+* `kv_cache`: keys and values of sequences and of shared prefixes. `sampling`: logits to tokens.
+* `model_forward`, `packed`: running `transformers` models, and packed weights on a CPU.
+* `loading`, `quantized`: models and adapters from folders or the hub, and frozen weights in fewer bits.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from rllm.inference.local.loading import check_length, check_token_ids, context_
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler
 from rllm.inference.parameters import CHAT, check_request, ignored, log_ignored
-from rllm.parser.answer import Answer, AnswerReader, Shown
+from rllm.parser.answer import Answer, AnswerReader, VisibleText
 from rllm.parser.chat_template import ChatTemplate, is_long
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder, TokenBytes
@@ -176,7 +176,7 @@ class LocalEngine:
         finally:
             self._thread.release(request)
         output = self._output(call)
-        rest = call.reader.rest(Shown(output.reasoning, output.content))
+        rest = call.reader.rest(VisibleText(output.reasoning, output.content))
         yield _delta(rest, request, seen, len(request.completion_ids))
         yield output
 
@@ -322,7 +322,7 @@ class LocalEngine:
         )
 
 
-def _delta(shown: Shown, request: Request, start: int, end: int) -> OutputDelta:
+def _delta(shown: VisibleText, request: Request, start: int, end: int) -> OutputDelta:
     return OutputDelta(
         shown.content,
         request.completion_ids[start:end],

@@ -175,14 +175,14 @@ _COPIED = 1 << 26
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class PrefixNode:
     """A node of the prefix tree."""
 
     index: int
     """Index in the pool; -1 for the root."""
     tokens: tuple[int, ...] = ()
-    parent: Block | None = None
-    children: dict[tuple[int, ...], Block] = field(default_factory=dict)
+    parent: PrefixNode | None = None
+    children: dict[tuple[int, ...], PrefixNode] = field(default_factory=dict)
     ready: bool = False
     """True if its states are stored; a block is made before the forward pass that computes them."""
     used: int = 0
@@ -192,13 +192,13 @@ class Block:
 class BlockLocation(NamedTuple):
     """Location of a block's states in a slot cache."""
 
-    block: Block
+    block: PrefixNode
     slot: int
     number: int
     """Number of blocks before it in the slot."""
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], slot: int, first: int = 0) -> list[Self]:
+    def of(cls, blocks: Sequence[PrefixNode], slot: int, first: int = 0) -> list[Self]:
         """Return the locations of consecutive blocks, the first of which is number `first` of the slot."""
         return [cls(block, slot, number) for number, block in enumerate(blocks, start=first)]
 
@@ -232,17 +232,17 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything: the weights have changed."""
-        self._root = Block(index=-1, ready=True)
+        self._root = PrefixNode(index=-1, ready=True)
         # A path is touched from its end to its start, so the first block here never has children.
-        self._by_use: OrderedDict[Block, None] = OrderedDict()
+        self._by_use: OrderedDict[PrefixNode, None] = OrderedDict()
 
     def begin_round(self) -> None:
         """Keep whatever is matched or made from here on until the next round begins."""
         self._round += 1
 
-    def match(self, ids: Sequence[int]) -> list[Block]:
+    def match(self, ids: Sequence[int]) -> list[PrefixNode]:
         """Return the longest path of blocks that `ids` starts with; the last ones may not be ready yet."""
-        path: list[Block] = []
+        path: list[PrefixNode] = []
         node = self._root
         for start in range(0, len(ids) - BLOCK + 1, BLOCK):
             child = node.children.get(tuple(ids[start : start + BLOCK]))
@@ -253,15 +253,15 @@ class PrefixCache:
         self._touch(path)
         return path
 
-    def extend(self, ids: Sequence[int], path: list[Block]) -> list[Block]:
+    def extend(self, ids: Sequence[int], path: list[PrefixNode]) -> list[PrefixNode]:
         """Make and return the blocks of `ids` beyond `path`; fewer where the pool is full."""
         node = path[-1] if path else self._root
-        made: list[Block] = []
+        made: list[PrefixNode] = []
         for start in range(len(path) * BLOCK, len(ids) - BLOCK + 1, BLOCK):
             index = self._take_index()
             if index is None:
                 break
-            child = Block(index, tuple(ids[start : start + BLOCK]), parent=node, used=self._round)
+            child = PrefixNode(index, tuple(ids[start : start + BLOCK]), parent=node, used=self._round)
             node.children[child.tokens] = child
             self._by_use[child] = None
             made.append(child)
@@ -288,7 +288,7 @@ class PrefixCache:
         for start in range(0, len(table), number):
             yield torch.tensor(table[start : start + number], device=self._pool.device).unbind(1)
 
-    def _touch(self, path: list[Block]) -> None:
+    def _touch(self, path: list[PrefixNode]) -> None:
         for block in reversed(path):
             block.used = self._round
             self._by_use.move_to_end(block)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from rllm.inference.local.kv_cache import BLOCK, Block, BlockLocation, CacheShape, PrefixCache, SlotCache
+from rllm.inference.local.kv_cache import BLOCK, BlockLocation, CacheShape, PrefixCache, PrefixNode, SlotCache
 from rllm.inference.local.model_forward import DecodeGraphs, PromptAttention, cache_argument, last_logits_only
 from rllm.inference.local.scheduler import Added
 
@@ -51,9 +51,9 @@ class PrefillItem:
 
     slot: int
     tokens: tuple[int, ...]
-    known: list[Block]
+    known: list[PrefixNode]
     """Cached blocks that it begins with."""
-    new: list[Block]
+    new: list[PrefixNode]
     """Blocks to store once they are computed."""
 
     @property
