@@ -77,7 +77,7 @@ def _typed(kind: type[Algorithm], settings: JSONMapping, name: str) -> JSONObjec
             hint = suggestion(key, ["name", *known], "algorithm")
             raise ConfigError(f"algorithm.{key} is not a setting of {name}; {hint}")
         if isinstance(value, bool) and types[key] is not bool:
-            raise ConfigError(f"algorithm.{key}={value!r}: use a number, not a boolean")
+            raise ConfigError(f"algorithm.{key}={value!r}: true and false are not valid values of this setting")
         try:
             typed[key] = TypeAdapter(types[key]).validate_python(value)
         except ValidationError as error:

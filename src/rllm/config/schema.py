@@ -34,7 +34,7 @@ class Section(BaseModel):
     def _true_is_not_one(cls, value: object, info: ValidationInfo) -> object:
         """Refuse booleans for other settings: in Python `True` is 1, so `num_steps=true` would train for one step."""
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise PydanticCustomError("boolean", "Use a number, not a boolean")
+            raise PydanticCustomError("boolean", "True and false are not valid values of this setting")
         return value
 
 

@@ -8,13 +8,15 @@ history, or the template renders an answer differently from how it was sampled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
+from itertools import chain
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
+from rllm.capture.session_tree import continues
 from rllm.capture.tokens import check_aligned
 from rllm.errors import TokenMismatchError
 from rllm.types import Step
@@ -23,36 +25,13 @@ StepKey: TypeAlias = tuple[int, str]
 """A step in a batch: the number of its trajectory, since several may share a call, and its id."""
 
 
-@dataclass(slots=True)
-class _OpenSequence:
-    """A sequence that later steps may continue."""
-
-    ids: list[int]
-    spans: list[StepSpan] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    def append(self, step: Step) -> None:
-        start = len(step.prompt_ids)
-        self.ids = [*step.prompt_ids, *step.response_ids]
-        self.spans.append(StepSpan(step_id=step.id, start=start, stop=len(self.ids)))
-        self.logprobs.extend(step.logprobs)
-
-    def continues_in(self, prompt: list[int]) -> bool:
-        """Return whether a prompt begins with all ids of this sequence.
-
-        The last id is compared first: after an edit of the history it usually differs, and nothing needs to be copied.
-        """
-        size = len(self.ids)
-        return size <= len(prompt) and prompt[size - 1] == self.ids[-1] and prompt[:size] == self.ids
-
-
 def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[TokenSequence]:
     """Return the token sequences of one trajectory's steps, in the order in which they begin.
 
     Steps without sampled tokens are skipped. Demonstrations have no log-probabilities. Raises `TokenMismatchError` if a
     step's ids and log-probabilities disagree.
     """
-    opened: list[_OpenSequence] = []
+    paths: list[list[Step]] = []
     for step in steps:
         if not step.response_ids:
             continue
@@ -60,15 +39,26 @@ def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[T
             check_aligned(step.response_ids, step.logprobs, where=f"step {step.id}: ")
         if not step.prompt_ids:
             raise TokenMismatchError(f"step {step.id}: {len(step.response_ids)} sampled ids after an empty prompt")
-        continued = [item for item in opened if item.continues_in(step.prompt_ids)]
-        if not continued:
-            opened.append(_OpenSequence(ids=[]))
-        target = max(continued, key=lambda item: len(item.ids)) if continued else opened[-1]
-        target.append(step)
-    return [
-        TokenSequence(ids=item.ids, spans=item.spans, logprobs=None if demonstrated else item.logprobs)
-        for item in opened
-    ]
+        continued = [path for path in paths if continues(step.prompt_ids, path[-1])]
+        if continued:
+            max(continued, key=lambda path: _num_ids(path[-1])).append(step)
+        else:
+            paths.append([step])
+    return [_sequence(path, demonstrated=demonstrated) for path in paths]
+
+
+def _sequence(path: Sequence[Step], *, demonstrated: bool) -> TokenSequence:
+    """Return the tokens of steps, each of which continues the one before."""
+    last = path[-1]
+    return TokenSequence(
+        ids=[*last.prompt_ids, *last.response_ids],
+        spans=[StepSpan(step_id=step.id, start=len(step.prompt_ids), stop=_num_ids(step)) for step in path],
+        logprobs=None if demonstrated else list(chain.from_iterable(step.logprobs for step in path)),
+    )
+
+
+def _num_ids(step: Step) -> int:
+    return len(step.prompt_ids) + len(step.response_ids)
 
 
 def step_spans(batch: Batch) -> Iterator[tuple[StepKey, slice]]:
