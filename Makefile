@@ -83,9 +83,9 @@ test-models: $(VENV)/.dev .templates  ## Real chat templates, and a tiny model o
 	$(PIP) --no-deps --upgrade --target $@ bitsandbytes
 	@touch $@
 
-# One process, with all cores for its tensors. SHORT=1 runs only the tests that need no other server, no cluster and no training.
+# One process, with all cores for its tensors. SHORT=1 runs only the tests that need no other server and no cluster, and one training.
 test-pretrained: export OMP_NUM_THREADS := $(shell nproc 2>/dev/null || echo 2)
-test-pretrained: $(VENV)/.dev .pretrained/.installed .bitsandbytes $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model, its exact numbers and its training: twenty minutes; with SHORT=1 a few.
+test-pretrained: $(VENV)/.dev .pretrained/.installed .bitsandbytes $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model, its exact numbers and its training: twenty minutes; with SHORT=1 ten.
 	PYTHONPATH=$(CURDIR)/.bitsandbytes$(if $(SHORT),,:$(CURDIR)/$(VERL_FOLDER)) $(BIN)/pytest -m "pretrained$(if $(SHORT), and not slow)" tests/pretrained
 
 test-references: $(VENV)/.dev .references .templates  ## Compare estimators, losses and tool calls with those of verl, TRL and renderers.

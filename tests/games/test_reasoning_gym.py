@@ -1,11 +1,14 @@
 """`reasoning-gym:FAMILY` with the real package."""
 
 import re
+from collections import Counter
 
 import pytest
 
+from rllm.demo.tasks import sum_tasks
 from rllm.environments import open_env
 from rllm.environments.named import names_of
+from rllm.environments.reasoning_gym_env import FORMATS
 from rllm.errors import ConfigError
 
 pytestmark = pytest.mark.games
@@ -36,6 +39,17 @@ def test_answer_in_the_stated_format_is_scored_by_the_package():
     assert (reward, done, info["is_correct"]) == (1.0, True, True)
     assert env.step(f"<answer>{result + 1}</answer>")[1] < 1.0
     assert env.step(str(result))[3]["answer"] is None, "without tags there is no answer"
+
+
+def test_sums_of_the_demo_are_those_of_the_package():
+    """`rllm demo --model` makes its own, so that it needs no package."""
+    named, _ = opened("chain_sum?size=400&min_terms=2&max_terms=3&min_digits=1&max_digits=2&format=number")
+    suffix = FORMATS["number"]
+    theirs = Counter(re.sub(r"\d", "0", row["question"].removesuffix(suffix)) for row in named.tasks)
+    ours = Counter(re.sub(r"\d", "0", task["question"]) for task in sum_tasks(400, seed=0))
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == 12
+    assert max(abs(ours[shape] - count) for shape, count in theirs.items()) < 40
 
 
 def test_higher_curriculum_levels_make_tasks_harder():

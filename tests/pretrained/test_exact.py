@@ -103,6 +103,8 @@ def test_sampled_log_probabilities_equal_a_forward_pass(
             logprobs = logprobs_of(reference, answer.prompt_ids, answer.completion_ids, temperature)
         expected = chosen(logprobs, answer.completion_ids)
         torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=ROUNDING, rtol=0)
+        best = torch.tensor([[value for _, value in position] for position in answer.top_logprobs])
+        torch.testing.assert_close(best, logprobs.topk(20).values, atol=ROUNDING, rtol=ROUNDING)
 
 
 def test_trainer_log_probabilities_and_gradient_equal_a_forward_pass(backend: LocalBackend, reference: Any) -> None:

@@ -65,7 +65,7 @@ def test_vllm_samples_with_the_weights_of_each_update(
                 logprobs = model(ids).logits[0, len(trace.prompt_ids) - 1 : -1].log_softmax(-1)
             chosen = logprobs.gather(1, torch.tensor(trace.response_ids)[:, None])[:, 0]
             gaps[name] = max(gaps[name], float((chosen - torch.tensor(trace.logprobs)).abs().max()))
-    assert gaps["updated"] < 1e-3 < 10 * gaps["original"], gaps
+    assert 10 * gaps["updated"] < min(gaps["original"], 1e-2), gaps
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""A pretrained model learns to add, a killed run ends the same, and the result is trained further and teaches."""
+"""A pretrained model learns to add, a resumed run ends the same, and the result is trained further and teaches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from .sums import GAIN, lines_of, train
 pytestmark = pytest.mark.pretrained
 
 
-@pytest.mark.slow
 def test_demo_improves_the_accuracy(trained: DemoRun) -> None:
     assert trained.before < 0.2
     assert trained.after >= trained.before + GAIN
@@ -48,12 +47,12 @@ def test_other_training_methods_improve_as_much(smollm: Path, tmp_path: Path, se
 
 
 @pytest.mark.slow
-def test_resumed_run_after_kill_equals_the_uninterrupted_one(trained: DemoRun, tmp_path: Path) -> None:
-    killed = tmp_path / "killed"
-    shutil.copytree(trained.folder, killed)
-    shutil.rmtree(killed / "checkpoints" / trained.checkpoint.name)
-    seal(killed)  # like a run that was started here
-    resumed = run_demo(tmp_path, resume="killed")
+def test_run_resumed_at_an_earlier_checkpoint_equals_the_uninterrupted_one(trained: DemoRun, tmp_path: Path) -> None:
+    ended_early = tmp_path / "ended-early"
+    shutil.copytree(trained.folder, ended_early)
+    shutil.rmtree(ended_early / "checkpoints" / trained.checkpoint.name)
+    seal(ended_early)  # like a run that was started here
+    resumed = run_demo(tmp_path, resume="ended-early")
     assert list(map(reproducible, lines_of(resumed.folder))) == list(map(reproducible, lines_of(trained.folder)))
     assert (resumed.checkpoint / "model.safetensors").read_bytes() == (
         trained.checkpoint / "model.safetensors"

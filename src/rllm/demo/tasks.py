@@ -60,7 +60,7 @@ def _shop_task(rng: random.Random) -> Task:
 
 
 def sum_tasks(count: int, *, seed: int) -> list[Task]:
-    """Return sums and differences of two or three numbers of one or two digits, like reasoning-gym's `chain_sum`."""
+    """Return sums and differences of two or three numbers of one or two digits: reasoning-gym's `chain_sum`."""
     rng = random.Random(seed)
     return [_sum_task(rng) for _ in range(count)]
 
