@@ -22,10 +22,12 @@ def folder(tmp_path: Path, new_model: Any, tokenizer: Any) -> Path:
     return tmp_path / "model"
 
 
-def test_gguf_is_rejected_with_the_way_to_convert_it(tmp_path: Path) -> None:
-    file = tmp_path / "small.Q4_K_M.gguf"
-    file.write_bytes(b"GGUF")
-    for source in (file, tmp_path):
+def test_gguf_is_rejected_with_the_way_to_convert_it(tmp_path: Path, folder: Path) -> None:
+    (folder / "model.safetensors").unlink()  # a tokenizer and config.json beside the GGUF file
+    files = [path / "small.Q4_K_M.gguf" for path in (tmp_path, folder)]
+    for file in files:
+        file.write_bytes(b"GGUF")
+    for source in (files[0], tmp_path, folder):
         with pytest.raises(ConfigError, match=r"gguf_file='small\.Q4_K_M\.gguf'"):
             check_source(source)
     with pytest.raises(ConfigError, match="original model"):
