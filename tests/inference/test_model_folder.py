@@ -109,6 +109,31 @@ async def test_end_token_of_the_template_ends_answers(
     engine.close()
 
 
+@pytest.mark.parametrize(
+    ("template", "further", "named"),
+    [
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", [], "model.chat_template=PATH"),
+        (None, ["<|image|>", "<|audio|>"], "'<|image|>'"),
+    ],
+    ids=["answers without an end", "more tokens than embeddings"],
+)
+def test_doubtful_tokenizer_is_reported_when_it_is_loaded(
+    folder: Path,
+    tokenizer: Any,
+    caplog: pytest.LogCaptureFixture,
+    template: str | None,
+    further: list[str],
+    named: str,
+) -> None:
+    doubtful = deepcopy(tokenizer)
+    doubtful.chat_template = template or tokenizer.chat_template
+    doubtful.add_tokens(further)
+    with caplog.at_level(logging.WARNING):
+        LocalEngine(load_model(folder, device="cpu").model, doubtful).close()
+    [record] = caplog.records
+    assert named in record.getMessage()
+
+
 def test_listed_end_token_is_not_logged(folder: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     loaded = load_model(folder, device="cpu")
     with caplog.at_level(logging.WARNING):

@@ -388,3 +388,25 @@ def test_end_token_of_an_answer_is_the_last_before_other_text(end: str, request_
     )
     found = ChatTemplate(tokenizer).end_id
     assert (None if found is None else tokenizer.convert_ids_to_tokens(found)) == token
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ends"),
+    [
+        ("<|user|>", "", True),
+        ("", "<|user|>", True),
+        ("user: ", "\n", False),
+        ("", "{{ raise_exception('no') }}", True),
+    ],
+)
+def test_answers_end_with_a_token_that_is_printed_after_them(before: str, after: str, ends: bool) -> None:
+    """GLM's templates print none after an answer: its models end it with the token that begins the next turn."""
+    tokenizer: Any = template("").tokenizer
+    tokenizer.add_tokens(["<|user|>", "<|other|>"], special_tokens=True)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}"
+        + before
+        + "{{ m.content }}<|other|>{% else %}{{ m.content }}"
+        "" + after + "{% endif %}{% endfor %}"
+    )
+    assert ChatTemplate(tokenizer).ends_answers({tokenizer.convert_tokens_to_ids("<|user|>")}) == ends

@@ -122,9 +122,7 @@ def test_parsers_are_found_by_name() -> None:
         tool_parser("herms")
 
 
-PRINTS_CALLS = (
-    "{%- for c in m.tool_calls or [] -%}(({{ c.function.name }}|{{ c.function.arguments }})){%- endfor -%}"
-)
+PRINTS_CALLS = "{%- for c in m.tool_calls or [] -%}(({{ c.function.name }}|{{ c.function.arguments }})){%- endfor -%}"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import dropwhile, takewhile
 from typing import TypeAlias
@@ -107,6 +107,21 @@ class ChatTemplate:
             if ends := list(takewhile(known.__contains__, dropwhile(lambda id_: id_ not in known, part))):
                 return ends[-1]
         return None
+
+    def ends_answers(self, end_ids: Collection[int]) -> bool:
+        """Return whether the template prints one of these ids after an answer; true if it refuses the messages.
+
+        It may begin the next turn, as GLM's models end their answers.
+        """
+        if self.end_id in end_ids:
+            return True
+        asked, answered = {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Seven."}
+        try:
+            text = self.render_text([asked, answered, asked], add_generation_prompt=False)
+        except ConfigError:
+            return True
+        after = text.rpartition(answered["content"])[2].partition(asked["content"])[0]
+        return not set(end_ids).isdisjoint(self.control_tokens.encode(after))
 
     def lost(self, messages: Sequence[Message], tools: _Tools = None) -> tuple[str, ...]:
         """Return the kinds of content of a request that the template leaves out of its prompt, such as `tools`.
