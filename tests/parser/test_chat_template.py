@@ -287,6 +287,15 @@ def test_content_omitted_by_a_template_is_reported_once(caplog: pytest.LogCaptur
     assert all("model.chat_template=PATH" in text for text in warnings)
 
 
+@pytest.mark.parametrize(("message", "role"), [(SYSTEM, "system"), ({**SYSTEM, "role": "developer"}, "developer")])
+def test_message_that_a_template_omits_is_refused_with_template_and_role(message: Any, role: str) -> None:
+    chat = template("{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}")
+    chat.tokenizer.name_or_path = "models/phi"
+    for messages, named in (([message, USER], role), (CHAT[1:], "tool")):
+        with pytest.raises(ConfigError, match=rf"role '{named}'.*'models/phi'.*model\.chat_template=PATH"):
+            chat.render(messages)
+
+
 def test_only_a_later_system_message_may_be_lost() -> None:
     chat = template(printing("{% if loop.first or m.role != 'system' %}" + TURN + "{% endif %}"))
     assert chat.lost([SYSTEM, USER]) == ()
