@@ -22,10 +22,12 @@ def folder(tmp_path: Path, new_model: Any, tokenizer: Any) -> Path:
     return tmp_path / "model"
 
 
-def test_gguf_is_rejected_with_the_way_to_convert_it(tmp_path: Path) -> None:
-    file = tmp_path / "small.Q4_K_M.gguf"
-    file.write_bytes(b"GGUF")
-    for source in (file, tmp_path):
+def test_gguf_is_rejected_with_the_way_to_convert_it(tmp_path: Path, folder: Path) -> None:
+    (folder / "model.safetensors").unlink()  # a tokenizer and config.json beside the GGUF file
+    files = [path / "small.Q4_K_M.gguf" for path in (tmp_path, folder)]
+    for file in files:
+        file.write_bytes(b"GGUF")
+    for source in (files[0], tmp_path, folder):
         with pytest.raises(ConfigError, match=r"gguf_file='small\.Q4_K_M\.gguf'"):
             check_source(source)
     with pytest.raises(ConfigError, match="original model"):
@@ -105,6 +107,31 @@ async def test_end_token_of_the_template_ends_answers(
     output = await engine.get_model_response([{"role": "user", "content": "hi"}], max_tokens=4)
     assert output.completion_ids
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "further", "named"),
+    [
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", [], "model.chat_template=PATH"),
+        (None, ["<|image|>", "<|audio|>"], "'<|image|>'"),
+    ],
+    ids=["answers without an end", "more tokens than embeddings"],
+)
+def test_doubtful_tokenizer_is_reported_when_it_is_loaded(
+    folder: Path,
+    tokenizer: Any,
+    caplog: pytest.LogCaptureFixture,
+    template: str | None,
+    further: list[str],
+    named: str,
+) -> None:
+    doubtful = deepcopy(tokenizer)
+    doubtful.chat_template = template or tokenizer.chat_template
+    doubtful.add_tokens(further)
+    with caplog.at_level(logging.WARNING):
+        LocalEngine(load_model(folder, device="cpu").model, doubtful).close()
+    [record] = caplog.records
+    assert named in record.getMessage()
 
 
 def test_listed_end_token_is_not_logged(folder: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:

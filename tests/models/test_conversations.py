@@ -27,7 +27,10 @@ ASKED = ("How many?", "Go on.\n", "  And\n\n then?", "<b>why</b>", "ok 🎉", "1
 ANSWERS = ("Seven.", "It is 4,\nso yes.", "Well: {x}", "Sure 🎉", "no")
 SYSTEM_PROMPT: Message = {"role": "system", "content": "Be kind."}
 THOUGHTS = ("I count.", "two,\n\ntwo", "Hm, 日本")
-TEXT_AFTER_RESULTS = ("trl/gemma4", "trl/gemma4_v5", "llama.cpp/google-gemma-4-31B-it", "trl/diffusion_gemma")
+TEXT_AFTER_RESULTS = (
+    *("trl/gemma4", "trl/gemma4_v3", "trl/gemma4_v4", "trl/gemma4_v5", "trl/diffusion_gemma"),
+    "llama.cpp/google-gemma-4-31B-it",
+)
 """Templates that print the text beside calls after the calls' results, where no model writes it."""
 HEADER_AFTER_RESULTS = ("trl/diffusion_gemma",)
 """Templates that print a header before an answer to results, but not in the prompt for it."""

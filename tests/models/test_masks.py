@@ -72,11 +72,13 @@ ENDS = {
 
 REFUSED = {
     ("cohere", "tool"): "roles must alternate",
-    ("cohere2", "tool"): "roles must alternate",
+    ("cohere2", "tool"): "prints no tool results",
     ("gemma", "system"): "System role not supported",
     ("gemma", "tool"): "roles must alternate",
     ("gemma3", "tool"): "roles must alternate",
     ("llava_next", "tool"): "Only user and assistant roles",
+    ("phi3", "tool"): "prints no tool results",
+    ("phi3_5", "tool"): "prints no tool results",
 }
 """Conversations that a template rejects, with its message."""
 

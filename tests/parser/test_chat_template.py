@@ -287,6 +287,15 @@ def test_content_omitted_by_a_template_is_reported_once(caplog: pytest.LogCaptur
     assert all("model.chat_template=PATH" in text for text in warnings)
 
 
+@pytest.mark.parametrize(("message", "role"), [(SYSTEM, "system"), ({**SYSTEM, "role": "developer"}, "developer")])
+def test_message_that_a_template_omits_is_refused_with_template_and_role(message: Any, role: str) -> None:
+    chat = template("{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}")
+    chat.tokenizer.name_or_path = "models/phi"
+    for messages, named in (([message, USER], role), (CHAT[1:], "tool")):
+        with pytest.raises(ConfigError, match=rf"role '{named}'.*'models/phi'.*model\.chat_template=PATH"):
+            chat.render(messages)
+
+
 def test_only_a_later_system_message_may_be_lost() -> None:
     chat = template(printing("{% if loop.first or m.role != 'system' %}" + TURN + "{% endif %}"))
     assert chat.lost([SYSTEM, USER]) == ()
@@ -388,3 +397,25 @@ def test_end_token_of_an_answer_is_the_last_before_other_text(end: str, request_
     )
     found = ChatTemplate(tokenizer).end_id
     assert (None if found is None else tokenizer.convert_ids_to_tokens(found)) == token
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ends"),
+    [
+        ("<|user|>", "", True),
+        ("", "<|user|>", True),
+        ("user: ", "\n", False),
+        ("", "{{ raise_exception('no') }}", True),
+    ],
+)
+def test_answers_end_with_a_token_that_is_printed_after_them(before: str, after: str, ends: bool) -> None:
+    """GLM's templates print none after an answer: its models end it with the token that begins the next turn."""
+    tokenizer: Any = template("").tokenizer
+    tokenizer.add_tokens(["<|user|>", "<|other|>"], special_tokens=True)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}"
+        + before
+        + "{{ m.content }}<|other|>{% else %}{{ m.content }}"
+        "" + after + "{% endif %}{% endfor %}"
+    )
+    assert ChatTemplate(tokenizer).ends_answers({tokenizer.convert_tokens_to_ids("<|user|>")}) == ends

@@ -122,17 +122,28 @@ def test_parsers_are_found_by_name() -> None:
         tool_parser("herms")
 
 
-def test_unparsable_calls_are_reported_once_a_model_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+PRINTS_CALLS = "{%- for c in m.tool_calls or [] -%}(({{ c.function.name }}|{{ c.function.arguments }})){%- endfor -%}"
+
+
+@pytest.mark.parametrize(
+    ("tools", "calls", "is_unread", "remedy"),
+    [
+        ("{{- tools -}}", PRINTS_CALLS, True, "model.tool_parser"),
+        ("{{- tools -}}", "", False, "model.tool_prompt"),  # as LFM2's: how it writes calls is not known
+        ("", "", False, None),
+    ],
+)
+def test_unparsable_calls_are_reported_once_a_model_is_loaded(
+    caplog: pytest.LogCaptureFixture, tools: str, calls: str, is_unread: bool, remedy: str | None
+) -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = (
-        "{{- tools -}}{%- for m in messages -%}[{{ m.role }}]{{ m.content }}{%- for c in m.tool_calls or [] -%}"
-        "(({{ c.function.name }}|{{ c.function.arguments }})){%- endfor -%}{%- endfor -%}"
+        tools + "{%- for m in messages -%}[{{ m.role }}]{{ m.content }}" + calls + "{%- endfor -%}"
     )
-    template = ChatTemplate(tokenizer)
-    log_unread_calls(template, tool_parser("hermes"))
-    [record] = caplog.records
-    assert "model.tool_parser" in record.getMessage()
-    assert "without tools" in record.getMessage()
+    assert log_unread_calls(ChatTemplate(tokenizer), tool_parser("hermes")) == is_unread
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == (remedy is not None)
+    assert all(remedy in text and "without tools" in text for text in logged if remedy)
 
 
 def test_parsable_calls_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -234,8 +234,8 @@ def test_template_without_tool_calls_is_rejected_with_the_row(method: str) -> No
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("{% if m.role != 'system' %}", "system messages"),
-        ("{% if m.role in ('system', 'user', 'assistant') %}", "tool results"),
+        ("{% if m.role != 'system' %}", "system"),
+        ("{% if m.role in ('system', 'user', 'assistant') %}", "tool"),
         ("{% if 1 %}", ""),
     ],
 )
@@ -251,7 +251,7 @@ def test_rows_with_incomplete_prompts_are_rejected(of: LoadedTokenizer, text: st
     if not named:
         assert len(read(other, {"messages": SHOP, "tools": TOOLS})) == 1
         return
-    with pytest.raises(ConfigError, match=rf"row 0: .*leaves out {named}.*model\.chat_template"):
+    with pytest.raises(ConfigError, match=rf"row 0: .*role '{named}'.*model\.chat_template"):
         read(other, {"messages": SHOP, "tools": TOOLS})
 
 

@@ -30,9 +30,9 @@ def checked_source(path_or_id: str | Path) -> str:
     if folder.suffix.lower() == ".gguf" and folder.exists():
         raise ConfigError(f"{name} is a GGUF file, {_convert(folder)}")
     if folder.is_dir():
+        if (files := sorted(folder.glob("*.gguf"))) and not _weights_in(folder):
+            raise ConfigError(f"{name} is a folder of GGUF files, {_convert(files[0])}")
         if not (folder / "config.json").is_file():
-            if files := sorted(folder.glob("*.gguf")):
-                raise ConfigError(f"{name} is a folder of GGUF files, {_convert(files[0])}")
             of_run = ", such as a checkpoint of this run" if (folder / "checkpoints").is_dir() else ""
             raise ConfigError(f"{name}: the folder has no config.json: use a Hugging Face model folder{of_run}")
         return str(folder)
@@ -93,11 +93,15 @@ def missing_files(folder: Path) -> list[str]:
     lacking = sorted(name for name in parts if not (folder / name).exists())
     if not (folder / "config.json").exists():
         lacking.append("config.json")
-    if not parts and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+    if not parts and not _weights_in(folder):
         lacking.append("weights (*.safetensors)")
     if not any(any(folder.glob(name)) for name in _VOCABULARIES):
         lacking.append("a tokenizer (tokenizer.json)")
     return lacking
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    return [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
 
 
 def incomplete(folder: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import dropwhile, takewhile
 from typing import TypeAlias
@@ -44,6 +44,8 @@ _REMEDIES = {
     ),
     SYSTEM: f"put the text of system messages into the first user message, or {_NAME_OF_CHOICE}",
 }
+_KINDS = {"system": SYSTEM, "tool": RESULTS}
+"""Kinds of content whose messages have a role of their own."""
 
 
 class ChatTemplate:
@@ -107,6 +109,21 @@ class ChatTemplate:
             if ends := list(takewhile(known.__contains__, dropwhile(lambda id_: id_ not in known, part))):
                 return ends[-1]
         return None
+
+    def ends_answers(self, end_ids: Collection[int]) -> bool:
+        """Return whether the template prints one of these ids after an answer; true if it refuses the messages.
+
+        It may begin the next turn, as GLM's models end their answers.
+        """
+        if self.end_id in end_ids:
+            return True
+        asked, answered = {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Seven."}
+        try:
+            text = self.render_text([asked, answered, asked], add_generation_prompt=False)
+        except ConfigError:
+            return True
+        after = text.rpartition(answered["content"])[2].partition(asked["content"])[0]
+        return not set(end_ids).isdisjoint(self.control_tokens.encode(after))
 
     def lost(self, messages: Sequence[Message], tools: _Tools = None) -> tuple[str, ...]:
         """Return the kinds of content of a request that the template leaves out of its prompt, such as `tools`.
@@ -181,6 +198,9 @@ class ChatTemplate:
         _check_kwargs(template_kwargs)
         shape, control = self.shape, self.control_tokens
         normal = [_normal(index, message) for index, message in enumerate(messages)]
+        dropped = (place for place, each in enumerate(normal) if shape.lost.get(_KINDS.get(each["role"], "")) == "")
+        if (place := next(dropped, None)) is not None:
+            raise _refusal(_name(self.tokenizer), messages[: place + 1], None)
         shaped = [control.hidden(message) for message in shape.messages(normal)]
         try:
             tools_in_form = shape.tools(tools)
@@ -232,8 +252,11 @@ def _name(tokenizer: Tokenizer) -> str:
     return str(getattr(tokenizer, "name_or_path", "") or "<in memory>")
 
 
-def _refusal(name: str, messages: Sequence[Message], error: Exception) -> ConfigError:
-    """Return the error for the last of these messages, which the chat template of the model `name` refuses."""
+def _refusal(name: str, messages: Sequence[Message], error: Exception | None) -> ConfigError:
+    """Return the error for the last of these messages, which the chat template of the model `name` refuses.
+
+    `error` is the template's own; None if it leaves out messages of this role.
+    """
     place, message = len(messages) - 1, messages[-1]
     for number, arguments in enumerate(arguments_of(message)):
         if not isinstance(arguments, Mapping):
@@ -242,13 +265,16 @@ def _refusal(name: str, messages: Sequence[Message], error: Exception) -> Config
                 f"{name!r} takes a JSON object only ({type(error).__name__}: {error}): send one, or {_NAME_OF_CHOICE}"
             )
     role = "system" if message["role"] == "developer" else message["role"]
-    kind = {"system": SYSTEM, "tool": RESULTS}.get(role, CALLS if message.get("tool_calls") else "")
+    kind = _KINDS.get(role, CALLS if message.get("tool_calls") else "")
     remedy = f"send messages as it takes them, or {_NAME_OF_CHOICE}"
     if place and messages[-2]["role"] == role:
         remedy = f"join it with the message before it, which has the same role, or {_NAME_OF_CHOICE}"
+    verb, why = (
+        ("leaves out", f"it prints no {kind}") if error is None else ("refuses", f"{type(error).__name__}: {error}")
+    )
     return ConfigError(
-        f"the chat template refuses messages[{place}] (role {message['role']!r}): {type(error).__name__}: {error} "
-        f"(the template of {name!r}): {_REMEDIES.get(kind, remedy)}"
+        f"the chat template {verb} messages[{place}] (role {message['role']!r}): {why} (the template of {name!r}): "
+        f"{_REMEDIES.get(kind, remedy)}"
     )
 
 

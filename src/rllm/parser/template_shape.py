@@ -24,8 +24,8 @@ USER, ANSWERS = "user messages", "answers"
 SYSTEM, LATER_SYSTEM = "system messages", "system messages after the first turn"
 TOOLS, CALLS, RESULTS = "tools", "tool calls", "tool results"
 BESIDE_CALLS, FURTHER_CALLS = "text beside tool calls", "further tool calls of an answer"
-SERIOUS = frozenset({SYSTEM, TOOLS, CALLS, FURTHER_CALLS, RESULTS})
-"""Kinds without which a conversation means something else."""
+SERIOUS = frozenset({TOOLS, CALLS, FURTHER_CALLS})
+"""Kinds without which a conversation means something else; beside messages, which are refused when rendered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

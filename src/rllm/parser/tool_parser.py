@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rllm.errors import ConfigError
 from rllm.parser.decoding import TextDecoder, Tokenizer, split_without_prompt
-from rllm.parser.template_shape import CALLS
+from rllm.parser.template_shape import CALLS, TOOLS
 from rllm.parser.tool_formats import TOOL_FORMATS, ToolFormat
 from rllm.registry import resolve
 from rllm.types import JSONMapping, JSONObject, Message
@@ -132,17 +132,19 @@ def log_unread_calls(
 ) -> bool:
     """Return whether the format does not read calls as the template prints them; log it with the consequence.
 
-    Of a template that prints no calls this is not known.
+    Of a template that prints no calls this is not known, which is logged if it prints tools. That it prints neither is
+    logged when a request has tools.
     """
-    unread = "" if CALLS in template.shape.lost else unread_calls(template, chosen)
+    lost = template.shape.lost
+    is_unknown = CALLS in lost
+    unread = "" if is_unknown and TOOLS in lost else unread_calls(template, chosen)
+    remedy = "set model.tool_parser to the model's format, or model.tool_prompt=hermes"
+    if is_unknown:
+        consequence = "calls may be read inexactly, and earlier ones are missing where a prompt is rendered again"
+        remedy = "set model.tool_prompt=hermes"
     if unread:
-        logger.warning(
-            "%s, so %s: set model.tool_parser to the model's format, or model.tool_prompt=hermes; conversations "
-            "without tools are exact",
-            unread,
-            consequence,
-        )
-    return bool(unread)
+        logger.warning("%s, so %s: %s; conversations without tools are exact", unread, consequence, remedy)
+    return bool(unread) and not is_unknown
 
 
 @dataclass(slots=True)

@@ -103,6 +103,14 @@ class LocalEngine:
         self.template = ChatTemplate(tokenizer)
         self._num_tokens: int = model.get_input_embeddings().num_embeddings
         check_token_ids(tokenizer, self.template, self._num_tokens)
+        if len(tokenizer) > self._num_tokens:  # as in Gemma 3 1B, whose tokenizer has an image token
+            logger.warning(
+                "the tokenizer has %d tokens, and the model %d: prompts with one of the others, such as %r, are "
+                "refused; if tasks need them, use the tokenizer that the model was trained with",
+                len(tokenizer),
+                self._num_tokens,
+                tokenizer.convert_ids_to_tokens(self._num_tokens),
+            )
         self.lost = self.template.lost
         self.continued_prompt = Continuation(tokenizer, self.template).prompt_ids
         self.max_length = _checked_length(model, max_length)
@@ -269,7 +277,7 @@ class LocalEngine:
             ids = await asyncio.to_thread(render) if is_long(messages) else render()
         except ConfigError as error:
             raise InferenceError(str(error), status_code=400) from error
-        if max(ids, default=0) >= self._num_tokens:  # as in Gemma 3 1B, whose tokenizer has an image token
+        if max(ids, default=0) >= self._num_tokens:
             raise InferenceError(
                 f"the messages contain {self.tokenizer.decode([max(ids)])!r}, id {max(ids)} of the tokenizer, but the "
                 f"model has ids 0 to {self._num_tokens - 1} only: remove it",
@@ -363,4 +371,11 @@ def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, templat
             ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(found)))) or "none",
         )
         found.add(end)
+    if not template.ends_answers(found):
+        logger.warning(
+            "the chat template prints none of the model's ends (%s) after an answer, so answers are cut at their "
+            "maximum length unless the model ends them by itself: name a template that prints one with "
+            "model.chat_template=PATH",
+            ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(found)))) or "it has none",
+        )
     return frozenset(found)
