@@ -390,7 +390,7 @@ def test_evaluated_agent_of_a_folder_cannot_change(eval_work, server, runs, fail
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--dataset", "none.jsonl"], "'none.jsonl' cannot be read"),
+        (["--dataset", "none.jsonl"], "'none.jsonl': there is no such file"),
         (["--dataset", "empty.jsonl"], "is empty"),
         (["--dataset", ""], "'' names no data"),
         (["--dataset", "odd.jsonl"], "row 0 of odd: agent needs 'answer', which is not a column"),

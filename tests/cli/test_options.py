@@ -73,7 +73,7 @@ def test_address_error_names_the_given_option(work, fails):
         ["gateway", "--upstream"],
     ):
         code, errors = fails(*arguments, "nothing")
-        assert (code, errors.startswith("rllm: 'nothing'")) == (2, True)
+        assert (code, errors.startswith(f"rllm: {arguments[-1]}='nothing': use the base URL")) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_unreadable_data_is_reported_before_importing_torch(work):
     ("arguments", "message"),
     [
         (["chats.jsonl"], "model.path is not set"),
-        (["none.jsonl"], "'none.jsonl' cannot be read"),
+        (["none.jsonl"], "'none.jsonl': there is no such file"),
         (["tasks.jsonl"], "rllm: DATA: row 0: messages=None"),
         (["chats.jsonl", "--val", "tasks.jsonl"], "rllm: --val: row 0: messages=None"),
         (["chats.jsonl", "keep_best=eval/loss"], "keeps the checkpoint with the highest value"),

@@ -213,7 +213,7 @@ def test_missing_data_is_reported(work, fails):
     assert "--data is missing" in fails("train", "my_agent.py:agent")[1]
     code, errors = fails("train", "my_agent.py:agent", "--data", "none.jsonl")
     assert code == 2
-    assert "'none.jsonl' cannot be read" in errors
+    assert "'none.jsonl': there is no such file" in errors
 
 
 @pytest.mark.slow
