@@ -297,7 +297,10 @@ def test_unsupported_keys_are_rejected(override: str, expected: str) -> None:
             "n=4: rollout.group_size=8 is the same setting with another value: keep one of the two",
         ),
         (["data.train_batch_size=0"], "data.train_batch_size, here tasks_per_step=0: input should be greater than 0"),
-        (["data.train_batch_size=true"], "data.train_batch_size, here tasks_per_step=True: true and false are not valid values of this setting"),
+        (
+            ["data.train_batch_size=true"],
+            "data.train_batch_size, here tasks_per_step=True: true and false are not valid values of this setting",
+        ),
         (["actor_rollout_ref.rollout.m=4"], "m is not a setting; did you mean 'actor_rollout_ref.rollout.n'?"),
         (["rllm.sdk.zzz=4"], "rllm.sdk.zzz is not a setting; use one of rllm.sdk.proxy.host"),
         (["trainer=4"], "trainer is not a setting; use one of actor_rollout_ref, data, fireworks, ray_init, rllm, "),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -476,6 +476,27 @@ def check_token_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, 
             f"has {tokenizer.decode([most])!r}, id {most}, which the model lacks: use the tokenizer that the model "
             "was trained with"
         )
+
+
+def listed_ends(*values: int | Collection[int] | None) -> frozenset[int]:
+    """Return the ids that end an answer by the values of `eos_token_id` in a model's files."""
+    return frozenset(end for value in values for end in ([value] if isinstance(value, int) else value or ()))
+
+
+def unlisted_end(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase, listed: Collection[int]) -> str:
+    """Return a warning if the template ends an answer with a token that is not among the listed ends, else empty.
+
+    The files of a converted model may name another token than the one with which its template ends an answer.
+    """
+    end = template.end_id
+    if end is None or end in listed:
+        return ""
+    others = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(listed)))) or "none"
+    return (
+        f"the chat template ends an answer with {tokenizer.convert_ids_to_tokens(end)!r}, id {end}, which the model's "
+        f"files do not list as an end ({others}): answers end there, too; add it to eos_token_id in "
+        "generation_config.json for other servers"
+    )
 
 
 def _check_complete(source: str, model: PreTrainedModel, found: JSONMapping) -> None:
