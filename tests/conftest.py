@@ -13,6 +13,7 @@ Ctrl-C works: a shell that starts the suite in the background lets it, and all i
 import asyncio
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -57,6 +58,22 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rllm.testing.tiny_policy.TOKENIZER_SAMPLE", 100)
         yield (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "policies"
+
+
+@pytest.fixture
+def put_in_hub_cache(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Path], Path]:
+    """`put_in_hub_cache(folder)`: copy a model into an empty cache of the hub, as `owner/name`; returns the copy."""
+    cache = tmp_path_factory.mktemp("hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+
+    def put(folder: Path) -> Path:
+        (cache / "models--owner--name" / "refs").mkdir(parents=True)
+        (cache / "models--owner--name" / "refs" / "main").write_text("abc")
+        return shutil.copytree(folder, cache / "models--owner--name" / "snapshots" / "abc")
+
+    return put
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def test_server_gets_an_ordinary_folder_of_the_dequantized_model(
     ("overrides", "about", "message"),
     [
         (["model.quantize=int8"], None, r"model\.quantize='int8': .* set model\.lora_rank=16"),
-        (["model.quantize=int8", "model.lora_rank=2"], "gptq", r"model\.quantize='int8': .* already \(gptq\)"),
+        (["model.quantize=int8", "model.lora_rank=2"], "gptq", r"quantized \(gptq\).* use the original model"),
         (["model.quantize=nf4", "model.lora_rank=2"], None, r"'bitsandbytes'.*rllm\[quantize\]"),
         (["optim.name=adamw8bit"], None, r"optim\.name='adamw8bit' needs the package 'bitsandbytes'"),
     ],

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,19 +163,16 @@ def test_unavailable_hub_id_is_reported(load: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_partially_cached_hub_model_is_rejected_before_loading(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    folder: Path, put_in_hub_cache: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = tmp_path_factory.mktemp("hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    cached = cache / "models--owner--name"
-    shutil.copytree(folder, cached / "snapshots" / "abc")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
+    cached = put_in_hub_cache(folder)
     check_source("owner/name")
-    (cached / "snapshots" / "abc" / "model.safetensors").unlink()
+    (cached / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="lacks weights"):
         check_source("owner/name")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    check_source("owner/name")  # the weights are downloaded
 
 
 def test_invalid_settings_error_has_their_values(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,34 @@ def test_tokenizer_of_another_model_is_rejected(folder: Path, tokenizer: Any) ->
         LocalEngine(loaded.model, loaded.tokenizer)
 
 
-def test_quantized_weights_require_an_adapter(folder: Path) -> None:
+@pytest.fixture
+def quantized(folder: Path) -> Path:
     about = json.loads((folder / "config.json").read_text())
     about["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (folder / "config.json").write_text(json.dumps(about))
-    with pytest.raises(ConfigError, match=r"quantized \(gptq\).*model\.lora_rank"):
-        check_source(folder, trains_all=True)
+    return folder
+
+
+@pytest.mark.parametrize("check", [check_source, load_model])
+def test_quantized_weights_are_not_trained(quantized: Path, check: Callable[..., object]) -> None:
+    with pytest.raises(ConfigError, match=r"quantized \(gptq\).*model\.quantize=nf4"):
+        check(quantized, to_train=True)
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_quantized_weights_in_the_cache_of_the_hub_are_not_trained(
+    quantized: Path, put_in_hub_cache: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    put_in_hub_cache(quantized)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    check_source("owner/name")
+    with pytest.raises(ConfigError, match=r"'owner/name': .*quantized \(gptq\)"):
+        check_source("owner/name", to_train=True)
+
+
+def test_package_that_quantized_weights_need_is_named(quantized: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs a package that is not installed.*optimum"):
+        load_model(quantized)
 
 
 def test_remote_code_of_a_model_is_not_run(folder: Path) -> None:

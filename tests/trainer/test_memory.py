@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rllm.trainer.checkup import training_bytes
 from rllm.trainer.config import load_config
 from rllm.trainer.settings import bytes_of_token, fitted_to_memory, predicted_memory, prompt_tokens
 
@@ -71,6 +73,19 @@ def test_number_of_tokens_in_a_pass_is_predicted(model: str, prompt: int, asked:
     found = predicted_memory(load_config([model, CPU, "rollout.group_size=8", *asked]), prompt)
     assert found is not None
     assert f"activations of {tokens:,} tokens" in found.updating
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_hub_id_is_predicted_as_the_folder_in_the_cache(
+    model: str, put_in_hub_cache: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    write_header(model, 79_000_000)
+    put_in_hub_cache(Path(model.removeprefix("model.path=")))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    folder, hub_id = load_config([model, CPU]), load_config(["model.path=owner/name", CPU])
+    assert predicted_memory(hub_id) == predicted_memory(folder)
+    assert fitted_to_memory(hub_id, GB).optim.micro_batch_tokens == 1024
+    assert training_bytes("owner/name") == 16 * 79_000_000
 
 
 def test_recomputation_is_predicted_for_long_sequences(model: str) -> None:

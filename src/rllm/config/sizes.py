@@ -91,7 +91,7 @@ def size_of(model: str) -> float | None:
         adapter = folder / "adapter_config.json"
         if adapter.is_file():
             return size_of(str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]))
-        number = num_weights(folder if folder.is_dir() else cached_folder(model))
+        number = num_weights(local_folder(model))
     except (OSError, ValueError, KeyError, OverflowError):  # a damaged file, which loading the model reports
         number = None
     if number is not None:
@@ -102,7 +102,7 @@ def size_of(model: str) -> float | None:
 
 def size_in_words(model: str) -> str:
     """Describe a model's size, such as `135M parameters`, or that it is downloaded first; empty if unknown."""
-    if not Path(model).expanduser().is_dir() and not cached_folder(model).is_dir():
+    if not local_folder(model).is_dir():
         is_hub_id = _HUB_ID.fullmatch(model) and not Path(model).parent.is_dir()
         return "not on this machine yet, so it is downloaded first" if is_hub_id and not is_offline() else ""
     number = size_of(model)
@@ -272,15 +272,21 @@ def is_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def cached_folder(hub_id: str) -> Path:
-    """Return the folder in which the hub's cache has a model; one that does not exist if it has none."""
+def local_folder(model: str) -> Path:
+    """Return the folder of a model on this machine: the named one, or that of a hub id in the hub's cache.
+
+    It does not exist if there is neither. The hub's cache may lack files that are downloaded when they are needed.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(hub_id, "config.json")
+        found = try_to_load_from_cache(model, "config.json")
     except (ImportError, ValueError):  # the latter for what is not a hub id
         found = None
-    return Path(found).parent if isinstance(found, str) else Path(hub_id)
+    return Path(found).parent if isinstance(found, str) else folder
 
 
 def fitted_to_tasks(config: TrainConfig, num_tasks: int) -> TrainConfig:

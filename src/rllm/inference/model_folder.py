@@ -11,8 +11,9 @@ from pickle import UnpicklingError
 from typing import Any
 
 from rllm._runtime.files import is_named_by
-from rllm.config.sizes import cached_folder, is_offline
+from rllm.config.sizes import is_offline, local_folder
 from rllm.errors import ConfigError, first_line
+from rllm.types import JSONMapping
 
 TRUSTED_MODELS = "RLLM_TRUSTED_MODELS"
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken", "tekken.json")
@@ -42,7 +43,7 @@ def checked_source(path_or_id: str | Path) -> str:
         raise ConfigError(f"{name}: there is no such folder; check the path, or use a hub id (owner/name)")
     if str(path_or_id).lower().endswith("-gguf"):
         raise ConfigError(f"{name} holds GGUF files, which cannot be trained: use the id of the original model")
-    if is_offline() and not cached_folder(str(path_or_id)).is_dir():
+    if is_offline() and not local_folder(str(path_or_id)).is_dir():
         raise ConfigError(
             f"{name}: it is not in the hub's cache, and HF_HUB_OFFLINE is set, so it is not downloaded: unset that, "
             "or name a folder"
@@ -73,15 +74,28 @@ def check_files(folder: Path) -> None:
         raise ConfigError(f"model.path={str(folder)!r} {problem}: download or save the folder again, whole")
 
 
-def check_trainable(folder: Path) -> None:
-    """Check that all weights of a folder can be trained; raise `ConfigError` if they are quantized."""
-    about = json.loads((folder / "config.json").read_bytes()) if (folder / "config.json").is_file() else {}
+def check_not_quantized(path_or_id: str | Path, about: JSONMapping) -> None:
+    """Raise `ConfigError` if a model's `config.json` states that its weights are quantized.
+
+    Layers of other packages would compute otherwise in the sampler than in the trainer, and be neither packed nor
+    counted as linear ones.
+    """
     if quantized := about.get("quantization_config"):
         method = quantized.get("quant_method", "an unknown method")
         raise ConfigError(
-            f"model.path={str(folder)!r}: its weights are quantized ({method}), and only an adapter on them can be "
-            "trained: set model.lora_rank=16, or use the model that is not quantized"
+            f"model.path={str(path_or_id)!r}: its weights are quantized ({method}), so neither they nor an adapter on "
+            "them can be trained: use the original model, which model.quantize=nf4 with model.lora_rank=16 quantizes "
+            "when it is loaded"
         )
+
+
+def config_in(folder: Path, name: str = "config.json") -> JSONMapping:
+    """Return a JSON file of a model's folder; empty if there is none, or if it cannot be read."""
+    try:
+        about = json.loads((folder / name).read_bytes())
+    except (OSError, ValueError):  # loading the model reports it
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def missing_files(folder: Path) -> list[str]:
@@ -172,6 +186,8 @@ def from_pretrained(
                 "it brings code of its own (auto_map in its config.json), which is not run; use a model known to "
                 f"transformers, or read the code and set {TRUSTED_MODELS}={source}"
             )
+        elif isinstance(error, ImportError):
+            remedy = "it needs a package that is not installed, or not in a version that fits"
         elif Path(source).is_dir():
             remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import shutil
@@ -209,11 +208,11 @@ CONVERSATIONS: dict[str, list[Message]] = {
 def training_bytes(model: str) -> float | None:
     """Return a bound on the bytes of a checkpoint of all weights; `None` if the model's files are not here."""
     try:
-        from rllm.config.sizes import num_weights
+        from rllm.config.sizes import local_folder, num_weights
     except ImportError:
         return None
     try:
-        number = num_weights(Path(model).expanduser())
+        number = num_weights(local_folder(model))
     except (OSError, ValueError, OverflowError):  # a truncated file, which `model_findings` reports
         return None
     return None if number is None else float(number * BYTES_TO_TRAIN)
@@ -234,16 +233,17 @@ def predicted(model: str) -> tuple[float | None, str | None]:
 def model_findings(model: str) -> list[Finding]:
     """Return the findings about a model: its files, tokenizer, chat template and adapter."""
     try:
+        from rllm.config.sizes import is_offline, local_folder
         from rllm.inference.local.loading import check_token_ids, is_adapter, load_tokenizer
-        from rllm.inference.model_folder import checked_source, incomplete
+        from rllm.inference.model_folder import check_not_quantized, checked_source, config_in, incomplete
         from rllm.parser.chat_template import ChatTemplate
     except ImportError as error:
         return [_found("model", f"cannot be checked: {error}", "pip install 'rllm[train]'")]
-    folder = Path(model).expanduser()
     try:
         if not is_adapter(model):
             checked_source(model)
-        if problem := incomplete(folder):
+        # What the hub's cache lacks is downloaded when the model is loaded.
+        if problem := incomplete(local_folder(model) if is_offline() else Path(model).expanduser()):
             fix = "download the model again, whole: huggingface-cli download OWNER/NAME --local-dir FOLDER"
             return [_found("model", f"{model} {problem}", fix)]
         loaded = load_tokenizer(model)
@@ -251,12 +251,19 @@ def model_findings(model: str) -> list[Finding]:
         fix = "name a folder that holds the whole model, or a hub id (owner/name) that can be downloaded"
         return [_found("model", str(error), fix)]
     length = "no bound" if loaded.context_length is None else f"{loaded.context_length:,} tokens"
+    folder = local_folder(model)
     there = _found("model", f"{model}: {loaded.num_ids:,} ids, context of {length}")
+    of_template = template_findings(loaded.tokenizer)
     try:
-        check_token_ids(loaded.tokenizer, ChatTemplate(loaded.tokenizer), loaded.num_ids)
+        check_not_quantized(model, config_in(folder))
+        if all(item.ok or not item.needed for item in of_template):  # else it prints no prompt to check
+            check_token_ids(loaded.tokenizer, ChatTemplate(loaded.tokenizer), loaded.num_ids)
+            of_template += end_findings(folder, loaded.tokenizer)
     except ConfigError as error:
-        there = _found("model", str(error), "use the tokenizer that the model came with")
-    return [there, *template_findings(loaded.tokenizer), generation_finding(folder), *_lora_findings(model)]
+        detail, _, fix = str(error).rpartition(": ")
+        there = _found("model", detail, fix)
+    of_adapter = _lora_findings(model) if there.ok else []
+    return [there, *of_template, generation_finding(folder), *of_adapter]
 
 
 def _lora_findings(model: str) -> list[Finding]:
@@ -378,10 +385,23 @@ def _after_common(text: str, other: str) -> str:
     return "".join(pieces[number : number + _FEW_PIECES])
 
 
+def end_findings(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
+    """Return a finding if the model's files do not list the token with which the chat template ends an answer."""
+    from rllm.inference.local.loading import listed_ends, unlisted_end
+    from rllm.inference.model_folder import config_in
+    from rllm.parser.chat_template import ChatTemplate
+
+    files = (config_in(folder), config_in(folder, "generation_config.json"))
+    listed = listed_ends(tokenizer.eos_token_id, *(about.get("eos_token_id") for about in files))
+    detail, _, fix = unlisted_end(ChatTemplate(tokenizer), tokenizer, listed).rpartition("; ")
+    return [_found("end token", detail, fix, needed=False)] if detail else []
+
+
 def generation_finding(folder: Path) -> Finding:
     """Return whether the model's own defaults would change what is sampled."""
-    path = folder / "generation_config.json"
-    settings = json.loads(path.read_text()) if path.is_file() else {}
+    from rllm.inference.model_folder import config_in
+
+    settings = config_in(folder, "generation_config.json")
     given = {name: settings[name] for name in _OF_SAMPLING if name in settings}
     changed = {name: value for name, value in given.items() if not is_neutral(name, value)}
     if not changed:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rllm._runtime.process import total_memory
 from rllm.algorithms.base import Algorithm
@@ -20,6 +18,7 @@ from rllm.config.sizes import (
     FLOAT32,
     GB,
     ModelShape,
+    local_folder,
     num_episodes,
     size_of,
     trained_bytes,
@@ -27,6 +26,7 @@ from rllm.config.sizes import (
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_length, choose_device, choose_dtype, described
 from rllm.inference.local.packed import SHARE_OF_MEMORY
+from rllm.inference.model_folder import config_in
 from rllm.types import JSONObject
 
 logger = logging.getLogger(__name__)
@@ -322,9 +322,5 @@ def bytes_of_token(config: TrainConfig) -> int | None:
 
 
 def _shape_of(config: TrainConfig) -> ModelShape | None:
-    folder = Path(config.model.path).expanduser()
-    try:
-        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return ModelShape.of(about.get("text_config") or about) if isinstance(about, dict) else None
+    about = config_in(local_folder(config.model.path))
+    return ModelShape.of(about.get("text_config") or about)

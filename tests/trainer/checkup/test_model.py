@@ -1,10 +1,13 @@
 import json
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig
 
 from rllm.inference.model_folder import missing_files
 from rllm.trainer.checkup import (
@@ -115,7 +118,9 @@ def test_sampling_recommended_by_the_model_is_reported(
     assert expected in found.detail
 
 
-def test_files_missing_from_a_download_are_reported(tmp_path: Path) -> None:
+def test_files_missing_from_a_download_are_reported(
+    tmp_path: Path, put_in_hub_cache: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert missing_files(tmp_path) == ["config.json", "weights (*.safetensors)", "a tokenizer (tokenizer.json)"]
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
@@ -126,6 +131,10 @@ def test_files_missing_from_a_download_are_reported(tmp_path: Path) -> None:
     [found] = model_findings(str(tmp_path))
     assert (found.ok, found.name) == (False, "model")
     assert "lacks model-00002-of-00002.safetensors" in found.detail
+    put_in_hub_cache(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    [found] = model_findings("owner/name")
+    assert found.detail == "owner/name lacks model-00002-of-00002.safetensors"
 
 
 def test_truncated_files_are_reported(tmp_path: Path) -> None:
@@ -145,6 +154,32 @@ def test_truncated_files_are_reported(tmp_path: Path) -> None:
     [found] = model_findings(str(tmp_path))
     assert not found.ok
     assert "not JSON: model.safetensors.index.json" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("about", "of_tokenizer", "name", "detail", "fix"),
+    [
+        ({"quantization_config": {"quant_method": "gptq"}}, {}, "model", "quantized (gptq)", "use the original model"),
+        ({}, {"chat_template": None}, "chat template", "there is none", "use an instruction-tuned model"),
+        ({"vocab_size": 8}, {}, "model", "which the model lacks", "use the tokenizer that the model was trained with"),
+        ({}, {"eos_token": "<|endoftext|>"}, "end token", "ends an answer with '<|im_end|>'", "add it to eos_token_id"),
+    ],
+)
+def test_model_that_is_refused_or_warned_of_in_training_has_one_finding(
+    about: dict[str, Any], of_tokenizer: dict[str, Any], name: str, detail: str, fix: str, tmp_path: Path
+) -> None:
+    tokenizer = deepcopy(_trained())
+    tokenizer.chat_template = PLAIN
+    for key, value in of_tokenizer.items():
+        setattr(tokenizer, key, value)
+    tokenizer.save_pretrained(tmp_path)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    LlamaConfig(**{**sizes, "num_attention_heads": 2, "eos_token_id": None, **about}).save_pretrained(tmp_path)
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    [found] = [item for item in model_findings(str(tmp_path)) if not item.ok]
+    assert (found.name, found.needed) == (name, name != "end token")
+    assert detail in found.detail
+    assert found.fix.startswith(fix)
 
 
 def test_missing_folder_is_reported() -> None:

@@ -40,14 +40,13 @@ from rllm.inference.local.loading import (
     check_tokenizer_in,
     choose_device,
     choose_dtype,
-    described,
     is_finite,
     load_model,
     save_model,
     save_tokenizer,
     text_parts,
 )
-from rllm.inference.local.quantized import Quantization, bitsandbytes_for, check_quantizable, quantize
+from rllm.inference.local.quantized import Quantization, bitsandbytes_for, quantize
 from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
 from rllm.parser.tool_prompt import TemplateChoice
 from rllm.types import JSONObject
@@ -137,7 +136,7 @@ class LocalBackend:
 
     @classmethod
     def check(cls, config: TrainConfig) -> None:
-        template, trains_all = TemplateChoice.of(config.model), not config.model.lora_rank
+        template = TemplateChoice.of(config.model)
         choose_device(config.model.device)
         tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
         template.read()
@@ -154,7 +153,7 @@ class LocalBackend:
         refuse_changes(
             config.verl, "verl", type(config.verl).model_fields, "without its workers; set backend=verl, too"
         )
-        check_source(config.model.path, template=template, trains_all=trains_all)
+        check_source(config.model.path, template=template, to_train=True)
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> Self:
@@ -371,8 +370,6 @@ def _check_few_bits(config: TrainConfig) -> None:
             f"model.quantize={kind!r}: quantized weights cannot be trained, only an adapter on them: set "
             "model.lora_rank=16, too, or leave model.quantize out"
         )
-    if (described_as := described(config.model.path)) is not None:
-        check_quantizable(described_as, config.model.path, kind)
     if kind == "nf4":
         bitsandbytes_for("model.quantize='nf4'", device)
 
@@ -393,7 +390,7 @@ def _load(config: TrainConfig, *, device: str) -> LoadedModel:
     """Return the model as it was before training."""
     model = config.model
     dtype = str(choose_dtype(model.dtype, choose_device(model.device))).removeprefix("torch.")
-    return load_model(model.path, dtype=dtype, device=device, template=TemplateChoice.of(model))
+    return load_model(model.path, dtype=dtype, device=device, template=TemplateChoice.of(model), to_train=True)
 
 
 def _freeze_beside_text(model: PreTrainedModel) -> None:

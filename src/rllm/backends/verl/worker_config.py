@@ -77,8 +77,8 @@ def check_settings(config: TrainConfig) -> None:
             f"algorithm.aggregation={algorithm.aggregation!r}: verl's own policy losses have no such mean; use one of "
             f"{', '.join(AGGREGATIONS)}, or leave out verl.policy_loss={config.verl.policy_loss}"
         )
-    template, trains_all = TemplateChoice.of(config.model), not config.model.lora_rank
-    check_source(config.model.path, template=template, trains_all=trains_all)
+    template = TemplateChoice.of(config.model)
+    check_source(config.model.path, template=template, to_train=True)
     if is_adapter(config.model.path):
         raise ConfigError(
             f"model.path={config.model.path!r} is a LoRA adapter, from which verl's workers cannot start: {MERGE_IT}"

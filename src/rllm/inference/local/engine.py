@@ -23,7 +23,15 @@ from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decode_thread import DecodeThread, Wakeup
 from rllm.inference.local.decoders import choose_decoder
-from rllm.inference.local.loading import check_length, check_token_ids, context_length, load_model, longrope_note
+from rllm.inference.local.loading import (
+    check_length,
+    check_token_ids,
+    context_length,
+    listed_ends,
+    load_model,
+    longrope_note,
+    unlisted_end,
+)
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler
 from rllm.inference.parameters import CHAT, check_request, ignored, log_ignored
@@ -352,30 +360,17 @@ def _checked_length(model: PreTrainedModel, wanted: int | None) -> int:
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> frozenset[int]:
-    """Return every id that ends a turn, by the generation config, the model's config, the tokenizer and the template.
-
-    The files of a converted model may name another token than the one with which its template ends an answer.
-    """
+    """Return every id that ends a turn, by the model's configurations, the tokenizer and the template."""
     sources = (getattr(model, "generation_config", None), model.config, tokenizer)
-    found: set[int] = set()
-    for source in sources:
-        value = getattr(source, "eos_token_id", None)
-        found.update([value] if isinstance(value, int) else value or ())
-    end = template.end_id
-    if end is not None and end not in found:
-        logger.warning(
-            "the chat template ends an answer with %r, id %d, which the model's files do not list as an end (%s): "
-            "answers end there, too; add it to eos_token_id in generation_config.json for other servers",
-            tokenizer.convert_ids_to_tokens(end),
-            end,
-            ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(found)))) or "none",
-        )
-        found.add(end)
-    if not template.ends_answers(found):
+    listed = listed_ends(*(getattr(source, "eos_token_id", None) for source in sources))
+    if problem := unlisted_end(template, tokenizer, listed):
+        logger.warning("%s", problem)
+    ends = listed if template.end_id is None else listed | {template.end_id}
+    if not template.ends_answers(ends):
         logger.warning(
             "the chat template prints none of the model's ends (%s) after an answer, so answers are cut at their "
             "maximum length unless the model ends them by itself: name a template that prints one with "
             "model.chat_template=PATH",
-            ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(found)))) or "it has none",
+            ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(ends)))) or "it has none",
         )
-    return frozenset(found)
+    return ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,9 +30,16 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 from rllm._runtime.process import keep_freed_memory
 from rllm._runtime.untrusted import read_json
 from rllm.config.schema import ModelConfig
-from rllm.config.sizes import cached_folder, is_offline
+from rllm.config.sizes import is_offline, local_folder
 from rllm.errors import ConfigError, needed
-from rllm.inference.model_folder import check_files, check_trainable, checked_source, from_pretrained, without_bars
+from rllm.inference.model_folder import (
+    check_files,
+    check_not_quantized,
+    checked_source,
+    config_in,
+    from_pretrained,
+    without_bars,
+)
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.tool_prompt import TemplateChoice
 from rllm.types import JSONMapping
@@ -157,7 +164,12 @@ def load_tokenizer(path_or_id: str | Path, *, template: TemplateChoice | None = 
 
 
 def load_model(
-    path_or_id: str | Path, *, dtype: str = "auto", device: str = "auto", template: TemplateChoice | None = None
+    path_or_id: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    template: TemplateChoice | None = None,
+    to_train: bool = False,
 ) -> LoadedModel:
     """Load any Hugging Face causal language model.
 
@@ -166,23 +178,26 @@ def load_model(
         dtype: `float32`, `bfloat16` or `auto` (bfloat16 on CUDA, else float32).
         device: torch device or `auto`.
         template: replaces the model's chat template, before weights are read.
+        to_train: see `check_source`; a hub id is checked again when its configuration is there.
 
     Raises:
-        ConfigError: if there is no such model, its folder is incomplete, a needed package is not installed, or a
-            setting is wrong.
+        ConfigError: if there is no such model, its folder is incomplete, a needed package is not installed, quantized
+            weights are to be trained, or a setting is wrong.
     """
     if template:
         tokenizer = load_tokenizer(path_or_id, template=template).tokenizer
-        return replace(load_model(path_or_id, dtype=dtype, device=device), tokenizer=tokenizer)
+        return replace(load_model(path_or_id, dtype=dtype, device=device, to_train=to_train), tokenizer=tokenizer)
     adapter = Path(path_or_id).expanduser()
     if is_adapter(adapter):
-        return _merged(adapter, dtype=dtype, device=device)
+        return _merged(adapter, dtype=dtype, device=device, to_train=to_train)
     source = checked_source(path_or_id)
     target = choose_device(device)
     chosen_dtype = choose_dtype(dtype, target)
     if target.type == "cpu":
         keep_freed_memory()
     config = from_pretrained(AutoConfig.from_pretrained, source, "configuration")
+    if to_train:
+        check_not_quantized(source, config.to_dict())
     tokenizer = from_pretrained(AutoTokenizer.from_pretrained, source, "tokenizer")
     model, found = from_pretrained(
         _kind_of(config).from_pretrained,
@@ -277,12 +292,12 @@ def _check_adapter(adapter: Path) -> None:
                 )
 
 
-def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
+def _merged(adapter: Path, *, dtype: str, device: str, to_train: bool) -> LoadedModel:
     """Return the model that a peft adapter was made for, with the adapter's weights merged."""
     with needed("peft", "train", f"loading the LoRA adapter {str(adapter)!r}"):
         import peft
     _check_adapter(adapter)
-    loaded = load_model(base_of(adapter), dtype=dtype, device=device)
+    loaded = load_model(base_of(adapter), dtype=dtype, device=device, to_train=to_train)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -420,29 +435,27 @@ def check_tokenizer_in(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None
         )
 
 
-def check_source(path_or_id: str | Path, *, template: TemplateChoice | None = None, trains_all: bool = False) -> None:
+def check_source(path_or_id: str | Path, *, template: TemplateChoice | None = None, to_train: bool = False) -> None:
     """Check a model or adapter without loading its weights; a possible hub id is not looked up.
 
     Args:
         path_or_id: see `load_model`.
         template: see `load_model`.
-        trains_all: all weights are to be trained.
+        to_train: its weights, or an adapter on them, are to be trained.
 
     Raises:
         ConfigError: if it is a path, but not that of a model's folder; or if files are missing or damaged, the chat
-            template cannot be used, or the tokenizer is of another model.
+            template cannot be used, the tokenizer is of another model, or quantized weights are to be trained.
     """
-    folder = Path(path_or_id).expanduser()
-    if is_adapter(folder):
+    if is_adapter(path_or_id):
         return
-    checked_source(path_or_id)
-    if is_offline() and not folder.is_dir():
-        folder = cached_folder(str(path_or_id))
-    if not folder.is_dir():  # it is downloaded first
+    is_folder = Path(checked_source(path_or_id)).is_dir()
+    folder = local_folder(str(path_or_id))
+    if to_train:
+        check_not_quantized(path_or_id, config_in(folder))
+    if not is_folder and not is_offline():  # what the hub's cache lacks is downloaded first
         return
     check_files(folder)
-    if trains_all:
-        check_trainable(folder)
     loaded = load_tokenizer(folder, template=template)
     check_token_ids(loaded.tokenizer, ChatTemplate(loaded.tokenizer), loaded.num_ids)
 
@@ -463,6 +476,27 @@ def check_token_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, 
             f"has {tokenizer.decode([most])!r}, id {most}, which the model lacks: use the tokenizer that the model "
             "was trained with"
         )
+
+
+def listed_ends(*values: int | Collection[int] | None) -> frozenset[int]:
+    """Return the ids that end an answer by the values of `eos_token_id` in a model's files."""
+    return frozenset(end for value in values for end in ([value] if isinstance(value, int) else value or ()))
+
+
+def unlisted_end(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase, listed: Collection[int]) -> str:
+    """Return a warning if the template ends an answer with a token that is not among the listed ends, else empty.
+
+    The files of a converted model may name another token than the one with which its template ends an answer.
+    """
+    end = template.end_id
+    if end is None or end in listed:
+        return ""
+    others = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(listed)))) or "none"
+    return (
+        f"the chat template ends an answer with {tokenizer.convert_ids_to_tokens(end)!r}, id {end}, which the model's "
+        f"files do not list as an end ({others}): answers end there, too; add it to eos_token_id in "
+        "generation_config.json for other servers"
+    )
 
 
 def _check_complete(source: str, model: PreTrainedModel, found: JSONMapping) -> None:

@@ -17,7 +17,7 @@ from rllm._runtime.process import return_memory
 from rllm.errors import ConfigError, MissingDependencyError, first_line
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 Quantization: TypeAlias = Literal["nf4", "int8"]
 
@@ -48,16 +48,6 @@ def bitsandbytes_for(setting: str, device: torch.device) -> Any:
             f"({type(error).__name__}: {first_line(error)})"
         ) from error
     return bitsandbytes
-
-
-def check_quantizable(config: PretrainedConfig, source: str, kind: str) -> None:
-    """Raise `ConfigError` if a model with this Hugging Face configuration is quantized already."""
-    if (quantized := getattr(config, "quantization_config", None)) is not None:
-        method = quantized.get("quant_method", "an unknown method")
-        raise ConfigError(
-            f"model.quantize={kind!r}: the weights of model.path={source!r} are quantized already ({method}); leave "
-            "model.quantize out, or use the model that is not quantized"
-        )
 
 
 class QuantizedLinear(nn.Linear):  # type: ignore[misc]
@@ -165,11 +155,9 @@ def quantize(model: PreTrainedModel, kind: Quantization, device: torch.device) -
         The fraction of the model's numbers that is quantized.
 
     Raises:
-        ConfigError: if there are no such layers, if the weights are quantized already, or if bitsandbytes does not run
-            on the device.
+        ConfigError: if there are no such layers, or if bitsandbytes does not run on the device.
         MissingDependencyError: for nf4 without bitsandbytes.
     """
-    check_quantizable(model.config, model.name_or_path, kind)
     if kind == "nf4":
         bitsandbytes_for("model.quantize='nf4'", device)
     total: int = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
