@@ -54,7 +54,7 @@ def test_unreadable_data_is_reported_before_importing_torch(work):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=work, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "False\n")
-    assert "DATA: 'nowhere.jsonl' cannot be read" in done.stderr
+    assert "DATA: 'nowhere.jsonl': there is no such file" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_invalid_data_is_reported_before_heavy_imports(work):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=work, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "set()\n")
-    assert "'nowhere.jsonl' cannot be read" in done.stderr
+    assert "'nowhere.jsonl': there is no such file" in done.stderr
 
 
 def test_errors_distinguish_held_out_from_training_data(work, fails):
