@@ -208,7 +208,7 @@ test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those o
 	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store tests/viewer tests/gateway/test_shared_store.py
 
 # The long suites in six parts: TURN=0 to 5 runs one of them, as .ci/run does, a different one each day; without TURN all run.
-NIGHTLY_0 := test-vllm test-litellm test-trackers test-fuzz
+NIGHTLY_0 := test-vllm test-sglang test-litellm test-trackers test-fuzz
 NIGHTLY_1 := test-slow test-accelerator test-kills
 NIGHTLY_2 := test-verifiers test-verl
 NIGHTLY_3 := test-games test-frameworks
