@@ -53,7 +53,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     head = [f"`{row['way']}`", row["endpoint"], "yes" if row["streaming"] else ""]
     if "failed" in row:
         return [*head, "", "", "", f"🔴 {row['failed']}"]
-    calls = f"{row['calls']}" + (f" + {row['side_calls']} beside" if row["side_calls"] else "")
+    calls = f"{row['calls']}" + (f" + {row['side_calls']} side" if row["side_calls"] else "")
     return [*head, calls, _sequences(row.get("plain")), _sequences(row.get("thinking")), row["notes"]]
 
 

@@ -17,7 +17,7 @@ def final_answer(prompt, total):
 
 FRAMEWORK = Framework(name="crewai", package="crewai")
 REACT = Speech(call=action, final=final_answer)
-KNOWN = "a model name that CrewAI knows; text beside a tool call is left out"
+KNOWN = "a model name that CrewAI knows; text next to a tool call is left out"
 OTHER = "any other model: tools are called by text, and results written after past answers"
 VARIANTS = [
     Variant(way="tools", endpoint="chat", notes=KNOWN),

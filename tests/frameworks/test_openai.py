@@ -21,7 +21,7 @@ VARIANTS = [
         endpoint="chat",
         speech=OBJECT,
         moods=(SILENT_THINKING, PLAIN),
-        notes="text beside a tool call is read as the answer's JSON, and raises in the SDK",
+        notes="text next to a tool call is read as the answer's JSON, and raises in the SDK",
     ),
     Variant(way="responses", endpoint="responses"),
     Variant(way="responses_stream", endpoint="responses", streaming=True),

@@ -85,7 +85,7 @@ async def partial() -> str:
 
 
 def claude_code() -> ClaudeAgentOptions:
-    """Use Claude Code's own prompt, and some of its tools beside ours."""
+    """Use Claude Code's own prompt, and some of its tools alongside ours."""
     preset = {"type": "preset", "preset": "claude_code"}
     return replace(OPTIONS, system_prompt=preset, tools=["Read", "Write"])
 
