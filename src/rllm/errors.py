@@ -246,7 +246,7 @@ _OURS = f"{Path(__file__).parent}{os.sep}"
 def place_of(error: BaseException) -> str:
     """Return ` (at FILE:LINE)` for the innermost frame of the user's own code, or an empty string if there is none.
 
-    Frames of the standard library and of this package do not count. Those of installed packages count only if the
+    Frames of the standard library and of this package do not count. Frames of installed packages count only if the
     error passed through nothing else: the agent may be installed, too.
     """
     frames = [
@@ -263,7 +263,7 @@ def place_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException | None) -> str:
-    """Return the traceback of an error; for a `RolloutError` that this package raised, only that of its cause."""
+    """Return the traceback of an error; for a `RolloutError` that this package raised, only its cause's."""
     if error is None:
         return ""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]

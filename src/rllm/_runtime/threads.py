@@ -1,4 +1,4 @@
-"""Blocking functions beside an event loop, in daemon threads that are reused when their function returns.
+"""Blocking functions alongside an event loop, in daemon threads that are reused when their function returns.
 
 Users' functions may never return. They would exhaust a pool of fixed size, and the threads of `concurrent.futures` and
 of AnyIO, which are not daemons, would keep the process from exiting. Here a new thread starts whenever none is idle.

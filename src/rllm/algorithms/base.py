@@ -75,8 +75,8 @@ class Algorithm:
     """Unit of comparison within a group: trajectory compares whole trajectories; step compares their first steps
     with each other, their second ones, and so on, by the discounted return of each step."""
     step_coef: float = 0.0
-    """Weight of a second comparison, added to the advantage of the trajectory: that of each step with the steps of the
-    group that had the same observation, by their discounted returns; see gigpo."""
+    """Weight of a second comparison, added to the advantage of the trajectory: each step is compared with the steps of
+    the group that had the same observation, by their discounted returns; see gigpo."""
     gamma: float = 1.0
     """Discount of later rewards, where steps (level=step, step_coef) or tokens (ppo, reinforce_plus_plus) are
     credited."""
@@ -91,7 +91,7 @@ class Algorithm:
     """Strength of the bonus for the policy's entropy."""
     teacher_coef: float = 0.0
     """Advantage added to each token for every nat by which the teacher finds it likelier than the policy: on-policy
-    distillation, beside any other credit."""
+    distillation, in addition to any other credit."""
     observation_coef: float = 0.0
     """Strength of the cross-entropy of what the environment answered to the policy, such as results of tools; see
     `rllm.algorithms.echo`."""

@@ -13,8 +13,9 @@ from rllm.types import TrajectoryGroup
 class Distill(Algorithm):
     """Distillation: the advantage of a token is its log-probability under the teacher less the policy's.
 
-    Rewards are ignored. The gradient is that of the reverse divergence KL(policy || teacher), token by token. To learn
-    from rewards as well, give another algorithm a `teacher_coef`: `algorithm.name=grpo algorithm.teacher_coef=0.1`.
+    Rewards are ignored. The loss has the gradient of the reverse divergence KL(policy || teacher), token by token. To
+    learn from rewards as well, give another algorithm a `teacher_coef`:
+    `algorithm.name=grpo algorithm.teacher_coef=0.1`.
     """
 
     needs_rewards: ClassVar[bool] = False

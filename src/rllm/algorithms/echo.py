@@ -1,4 +1,4 @@
-"""ECHO (Shrivastava et al. 2026, arXiv:2605.24517): predict the environment's answers, beside any algorithm.
+"""ECHO (Shrivastava et al. 2026, arXiv:2605.24517): predict the environment's answers, with any algorithm.
 
 The tokens between the policy's answers, such as the results of tools, pass through the forward pass anyway. Their
 cross-entropy, times `Algorithm.observation_coef`, is added to the loss, so that rollouts without reward teach as well.

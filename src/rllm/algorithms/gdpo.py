@@ -19,7 +19,7 @@ class GDPO(ComparedRollouts):
     GRPO normalizes the sum of the rewards, so that sums of different parts become the same advantage, and a part of
     large deviation hides the others. Here each part is normalized in its group, the weighted sum of them is the
     advantage, and the advantages are divided by their deviation over the batch; their mean is 0 in every group. A
-    reward without named parts is a single part. Deviations are those of the values themselves, not of a sample.
+    reward without named parts is a single part. Deviations are population deviations, not sample deviations.
     """
 
     weights: dict[str, float] = field(default_factory=dict)

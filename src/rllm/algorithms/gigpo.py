@@ -11,8 +11,8 @@ from rllm.algorithms.grpo import GRPO
 class GiGPO(GRPO):
     """Group-in-group policy optimization (Feng et al. 2025, arXiv:2505.10978).
 
-    The advantage of a step is that of its trajectory among the trajectories of the task, plus `step_coef` times that of
-    its discounted return among all steps of the task whose observation was the same. So a step that made
+    The advantage of a step is its trajectory's advantage among the trajectories of the task, plus `step_coef` times the
+    advantage of its discounted return among all steps of the task whose observation was the same. So a step that made
     progress where siblings got stuck is rewarded, even in a trajectory that failed. A step whose observation no other
     step had keeps the advantage of its trajectory.
     """

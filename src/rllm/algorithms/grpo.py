@@ -20,8 +20,8 @@ EPSILON = 1e-6
 class GRPO(ComparedRollouts):
     """Group relative policy optimization: rewards less the group's mean, in standard deviations of the group.
 
-    Shao et al. 2024 (DeepSeekMath). The deviation is that of the group itself; verl and TRL use that of a sample,
-    larger by the root of n / (n - 1). The loss is a mean over tokens, as in verl; the paper's is
+    Shao et al. 2024 (DeepSeekMath). The deviation is the group's population deviation; verl and TRL use the sample
+    deviation, larger by the root of n / (n - 1). The loss is a mean over tokens, as in verl; the paper's is
     aggregation=seq-mean-token-mean.
     """
 

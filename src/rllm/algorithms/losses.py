@@ -46,9 +46,9 @@ def clipped_policy_loss(
 def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
     """Return an estimate of KL(policy || reference) from the sampled token alone (Schulman 2020).
 
-    With `d = logprobs - ref_logprobs`: `k1 = d`, `k2 = d² / 2`, `k3 = exp(-d) - 1 + d`. The gradient is always that of
-    `k2`, `d * grad(logprobs)`: for tokens of the policy itself its expectation is the gradient of the divergence, while
-    that of `k1` is zero and that of `k3` belongs to the opposite divergence.
+    With `d = logprobs - ref_logprobs`: `k1 = d`, `k2 = d² / 2`, `k3 = exp(-d) - 1 + d`. The gradient is always `k2`'s,
+    `d * grad(logprobs)`: for tokens of the policy itself its expectation is the gradient of the divergence, while the
+    expected gradient of `k1` is zero, and `k3`'s belongs to the opposite divergence.
     """
     distance = logprobs - ref_logprobs
     square = 0.5 * distance.square()

@@ -14,7 +14,7 @@ class MaxRL(ComparedRollouts):
     """Maximum likelihood reinforcement learning (Tajwar et al. 2026): rewards over the group's mean, minus 1.
 
     arXiv:2602.02710. A task that is rarely solved counts more, as in the logarithm of the chance to solve it. For
-    rewards of 0 and 1 in groups of n, the expected gradient is that of this logarithm, with its power series in the
+    rewards of 0 and 1 in groups of n, the expected gradient is this logarithm's gradient, with its power series in the
     chance to fail cut off after n - 1 terms; n = 2 is plain policy gradient.
     """
 

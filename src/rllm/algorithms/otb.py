@@ -35,7 +35,7 @@ class OTB(Algorithm):
 
     def token_advantages(self, batch: Batch) -> tuple[Tensor, None]:
         assert batch.trajectory_of is not None, "tokens are credited along their trajectory"
-        assert batch.group_of is not None, "tokens are compared with those of siblings"
+        assert batch.group_of is not None, "tokens are compared with siblings' tokens"
         assert batch.energies is not None, "the batch was scored"
         returns = returns_of(batch, self.gamma)
         advantages = returns.clone()

@@ -27,7 +27,7 @@ class PPO(Algorithm):
     value_clip: float | None = 0.2
     """Distance that a value may move from before the update until its gradient stops. None has no bound."""
     value_coef: float = 0.5
-    """Weight of the critic's loss beside the policy's."""
+    """Weight of the critic's loss relative to the policy's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,7 +46,7 @@ class PPO(Algorithm):
         return whitened(advantages) if self.whiten else advantages, advantages + batch.values
 
     def value_loss(self, values: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
-        """Return half the squared error, or that of the clipped value, whichever is larger; times `value_coef`."""
+        """Return half the squared error of the value or the clipped value, whichever is larger, times `value_coef`."""
         assert batch.values is not None, "the batch of a critic has values"
         assert batch.returns is not None, "the batch of a critic has returns"
         errors = (values - batch.returns).square()

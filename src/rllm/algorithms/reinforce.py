@@ -85,7 +85,7 @@ class OPO(ComparedRollouts):
 
 @dataclass(frozen=True, kw_only=True)
 class ReMax(ComparedRollouts):
-    """ReMax (Li et al. 2023): reward less that of the task's greedy rollout."""
+    """ReMax (Li et al. 2023): reward less the reward of the task's greedy rollout."""
 
     min_group_size: ClassVar[int] = 1
     needs_greedy: ClassVar[bool] = True
@@ -117,7 +117,7 @@ BASELINE_KEY = "rllm.baseline"
 class Online(ComparedRollouts):
     """REINFORCE (Williams 1992) with the mean reward of a group as baseline; for a single trajectory, a running mean.
 
-    The running mean is that of the rewards before it, which the trajectory's source recorded; without one, a single
+    The running mean is taken over the earlier rewards and recorded by the trajectory's source; without one, a single
     trajectory teaches nothing.
     """
 

@@ -17,8 +17,8 @@ from rllm.algorithms.losses import probability_ratio
 class SAPO(GRPO):
     """Soft adaptive policy optimization (Gao et al. 2025, arXiv:2511.20347).
 
-    A token's ratio r passes the gate `sigmoid(t (r - 1)) * 4 / t` (eq. 5). At r = 1 its gradient is that of the
-    plain ratio; further away the gradient fades instead of ending. Bad tokens fade faster.
+    A token's ratio r passes the gate `sigmoid(t (r - 1)) * 4 / t` (eq. 5). At r = 1 its gradient equals the plain
+    ratio's; further away the gradient fades instead of ending. Bad tokens fade faster.
     """
 
     aggregation: Aggregation = "seq-mean-token-mean"

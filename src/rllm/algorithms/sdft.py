@@ -13,8 +13,8 @@ class SDFT(Distill):
     """Self-distillation fine-tuning (Shenfeld et al. 2026, arXiv:2601.19897): on-policy learning from demonstrations.
 
     The policy answers a task, and the same model scores the answer with a demonstration of the task before the prompt.
-    As in `distill`, the advantage of a token is how much likelier that makes it, so the gradient is that of
-    KL(policy || policy after a demonstration), token by token. Rewards are ignored.
+    As in `distill`, the advantage of a token is how much likelier that makes it, so the loss has the gradient
+    of KL(policy || policy after a demonstration), token by token. Rewards are ignored.
     """
 
     is_own_teacher: ClassVar[bool] = True

@@ -115,7 +115,7 @@ def _grow(
 
 
 def _branches(sequences: list[list[int]], members: list[int], *, parent: int, offset: int, fork: int) -> list[_Branch]:
-    """Return the members by their token at `fork`; those of the first token come last."""
+    """Return the members by their token at `fork`; members with the first token come last."""
     by_token: dict[int, list[int]] = {}
     for member in members:
         by_token.setdefault(sequences[member][fork], []).append(member)

@@ -44,7 +44,7 @@ class StepResult:
     """One optimizer step on [M] tokens."""
 
     sums: Counter[str]
-    """Sums over tokens by metric name; `loss` is that of the step."""
+    """Sums over tokens by metric name; `loss` is the loss of the step."""
     grad_norm: float
     """Norm of the gradient before clipping."""
     logprobs: Tensor | None = None

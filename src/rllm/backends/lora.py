@@ -1,4 +1,4 @@
-"""LoRA adapters (Hu et al. 2021), by peft: small matrices beside frozen weights, and which weights they cover.
+"""LoRA adapters (Hu et al. 2021), by peft: small matrices next to frozen weights, and which weights they cover.
 
 The adapter is never merged into the weights: adding and subtracting it would leave rounding errors behind, and the
 weights without it are the reference.
@@ -107,7 +107,7 @@ class Adapter:
         except Exception as error:  # layers that are not used as linear ones, such as some routers, may raise anything
             raise ConfigError(
                 f"model.lora_targets={settings.targets!r}: {type(model).__name__} does not run with an adapter on all "
-                f"of these: use those of its attention, such as [q_proj, k_proj, v_proj, o_proj] ({first_line(error)})"
+                f"of these: use its attention layers, such as [q_proj, k_proj, v_proj, o_proj] ({first_line(error)})"
             ) from error
         logger.warning("%s", self.coverage)
 
@@ -224,7 +224,7 @@ def _targets(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
 
 
 def _by_name(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
-    """Separate names of linear layers, which peft finds, from those of other weights, such as stacked experts."""
+    """Separate names of linear layers, which peft finds, from names of other weights, such as stacked experts."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     linear = {f"{name}.weight" for name, module in model.named_modules() if is_linear(module) or module in ends}
     weights = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight.dim() in (2, 3)}

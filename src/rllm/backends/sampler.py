@@ -73,7 +73,7 @@ class EmbeddedSampler:
     """
 
     def __init__(self, loaded: LoadedModel, *, overlap: bool = False, **options: Any) -> None:
-        """Make the engine; `options` are those of `LocalEngine`."""
+        """Make the engine; `options` are passed to `LocalEngine`."""
         self._trained = loaded.model
         self._sampled = loaded.model
         if overlap:  # its own copy of the trained weights, while it shares the frozen ones
@@ -133,7 +133,7 @@ def engine_on(
 ) -> ServedEngine:
     """Return the engine of the model that a server serves under this name.
 
-    While the server restarts, calls wait; they fail if the restart does. `tool_format` is that of `TokenPrompts`.
+    While the server restarts, calls wait; they fail if the restart does. `tool_format` is passed to `TokenPrompts`.
     """
     return ServedEngine(
         server.url,
@@ -178,7 +178,7 @@ class ServerSampler:
             tokenizer: the trainer's tokenizer.
             adapter: the trainer's adapter; if there is one, only its weights are sent.
             served_name: name of the model in calls.
-            tool_format: format of tool calls that the server parses; `None` takes that of the chat template.
+            tool_format: format of tool calls that the server parses; `None` takes the chat template's.
             scratch: folder that the server sees, too; removed by `close`.
             sleeps: let the server sleep while the trainer works, since they share a GPU.
             max_length: bound on the tokens of a prompt with its answer.

@@ -120,7 +120,7 @@ def open_server(config: TrainConfig, *, base: LoadedModel | None = None) -> Runn
 
     Args:
         config: settings of the run.
-        base: quantized model whose dequantized weights the server gets, in place of those of `model.path`.
+        base: quantized model whose dequantized weights the server gets, in place of the weights in `model.path`.
 
     Raises:
         ConfigError: if there is none to join, it is not fit for training, or the port is in use.
@@ -175,7 +175,7 @@ def _dequantized(base: LoadedModel, folder: Path) -> Path:
 
 
 def serve_options(config: TrainConfig, *, port: int, tool_format: str = DEFAULT_FORMAT) -> ServeOptions:
-    """Return the options that a run's server is started with; `tool_format` is that of `started_format`."""
+    """Return the options that a run's server is started with; `tool_format` comes from `started_format`."""
     model, vllm = config.model, config.vllm
     device = choose_device(model.device)
     dtype = str(choose_dtype(model.dtype, device)).removeprefix("torch.") if vllm.dtype == "auto" else vllm.dtype

@@ -6,8 +6,8 @@ by its content, and the next prompt is made of the known tokens and of the new m
 
 Two answers count as the same if their tool calls have the same names and ids, and the same arguments as JSON (`7` is
 `7.0`; arguments that were never JSON may come back in any form, if only one answer matches), and if their content is
-the same apart from white space around it. Clients may leave out content beside tool calls, and LiteLLM sends a
-placeholder if there was none. Reasoning distinguishes two such answers if a client sends it back; otherwise it is
+the same apart from white space around it. Clients may leave out the content if there are tool calls, and LiteLLM sends
+a placeholder if there was none. Reasoning distinguishes two such answers if a client sends it back; otherwise it is
 ignored, as is everything else that clients add or leave out. All other messages must be equal word for word, and so
 must the tools.
 
@@ -80,7 +80,7 @@ class MessageDigests(NamedTuple):
     json_hash: int
     """Hash of this JSON."""
     num_known: int
-    """Number of messages whose digests are those of an answered request."""
+    """Number of messages whose digests come from an answered request."""
     known_hash: int
     """Hash of the JSON of these."""
 
@@ -98,7 +98,7 @@ class MessageDigests(NamedTuple):
             messages: The messages.
             tools: The tools.
             known: The answers that the messages may contain in another form.
-            as_json: The messages as JSON. With it, messages that begin with those of an answered request are digested
+            as_json: The messages as JSON. With it, messages that begin with an answered request's are digested only
                 from there on, so that a turn of a long conversation takes no longer than one of a short one.
         """
         digest = hash(stable_text(list(tools))) if tools else 0
@@ -210,7 +210,7 @@ class NewAnswer(NamedTuple):
     before: _Call | None
     """The call that it continues."""
     added_ids: array[int]
-    """Tokens that it adds to those of that call."""
+    """Tokens that it adds to that call's tokens."""
 
 
 class _Found(NamedTuple):
@@ -226,7 +226,7 @@ class Conversations:
     """The answers of one session."""
 
     match_reasoning: bool = False
-    """Treat an answer without its reasoning (or without its text beside tool calls) as another answer, because the
+    """Treat an answer without its reasoning (or without its text if it has tool calls) as another answer, because the
     agent leaves it out on purpose."""
     parents: ParentIndex = field(default_factory=ParentIndex)
     """The calls of the session by tokens; callers add them."""
@@ -349,7 +349,7 @@ class Conversations:
         """Return an answer to add once it is stored.
 
         `None` for one that cannot be continued: it failed, or has no tokens, or its prompt had no messages. Tokens are
-        kept for a call that continues another one; those of a first call are loaded when needed (`missing_trace`).
+        kept for a call that continues another one; a first call's are loaded when needed (`missing_trace`).
         """
         if trace.error is not None or not trace.response_ids or not asked.messages:
             return None
@@ -413,9 +413,9 @@ class Conversations:
             self._stopped.setdefault(before, []).append((content, call))
 
     def _keep_digests(self, asked: MessageDigests) -> None:
-        """Keep the digests of an answered request, in place of those of the request that it continues.
+        """Keep the digests of an answered request, and drop the digests of the request that it continues.
 
-        Those of a first call are not kept, since most are never continued.
+        Digests of first calls are not kept, since most of these calls are never continued.
         """
         if not (asked.json_size and asked.has_answer):
             return
@@ -518,13 +518,13 @@ def _content(message: Message) -> str:
 
 
 def without_content(answer: Message) -> Message | None:
-    """Return an answer without the text beside its tool calls; `None` unless the ids of these identify it."""
+    """Return an answer with its tool calls but without its text; `None` unless the ids of the calls identify it."""
     calls = tool_calls_of(answer)
     return {**answer, "content": None} if calls and all(item.get("id") for item in calls) else None
 
 
 def has_content(message: Message) -> bool:
-    """Return True if an answer has text beside its tool calls."""
+    """Return True if an answer has text, with or without tool calls."""
     return bool(_own_content(message))
 
 

@@ -144,7 +144,7 @@ def asks_for_title(response_format: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Letters and digits of a text, and those of its short lines."""
+    """Letters and digits of a text, and of each of its short lines."""
 
     letters: str
     lines: frozenset[str]

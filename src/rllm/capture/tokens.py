@@ -36,7 +36,7 @@ def tokens_of_choice(response: JSONMapping, choice: JSONMapping, index: int) -> 
 
     Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, in
     SGLang's answers `response_token_ids`, or the `"token_id:123"` texts of its log-probabilities. Log-probabilities are
-    those of the entries of `logprobs.content`, or the bare numbers of `logprobs.token_logprobs`. Prompt ids in an
+    in the entries of `logprobs.content`, or are the bare numbers of `logprobs.token_logprobs`. Prompt ids in an
     array, as returned by `packed_ids`, stay in it.
 
     Raises:

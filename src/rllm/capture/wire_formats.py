@@ -83,7 +83,7 @@ WIRE_FORMATS = (
         key_parameter="key",
         client_headers=("x-goog-api-client", "x-goog-api-key"),
         base_url_variables={"GOOGLE_GEMINI_BASE_URL": "{root}"},
-        # Not GOOGLE_API_KEY beside it: clients warn where both are set, and that one may be for other services.
+        # Not GOOGLE_API_KEY as well: clients warn where both are set, and that one may be for other services.
         key_variables=("GEMINI_API_KEY",),
     ),
 )

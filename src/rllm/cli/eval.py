@@ -265,7 +265,7 @@ def _announce_model(config: TrainConfig, env: NamedEnvironment | None, base_url:
 def _complete(
     evaluation: Evaluation, rollouts: RolloutSource, source: ModelSource, config: TrainConfig, again: str
 ) -> None:
-    """Make the missing rollouts, with a gateway that stores traces beside the episodes.
+    """Make the missing rollouts, with a gateway that stores traces next to the episodes.
 
     Ctrl-C ends the process and prints `again`, the command that continues.
     """

@@ -23,7 +23,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Folder of the project; created if needed.", metavar="DIR")] = Path(),
     force: Annotated[
         bool,
-        typer.Option("--force", help="Write into a folder with files; those of the same names are replaced."),
+        typer.Option("--force", help="Write into a folder with files; files of the same names are replaced."),
     ] = False,
 ) -> None:
     """Create a project: an agent and its reward, tasks, tests without a model, and settings."""

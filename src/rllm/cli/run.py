@@ -85,7 +85,7 @@ def run(
 ) -> None:
     """Run any program with its model clients pointed at a gateway, and capture its calls, token by token.
 
-    The model is that of --gateway, of --base-url or of --model. A running gateway keeps the traces; otherwise they are
+    The model comes from --gateway, --base-url or --model. A running gateway keeps the traces; otherwise they are
     in --store. Exit code: the program's own; 124 after a timeout; 1 if it succeeded without a captured call. All
     processes that it has started end with it.
     """

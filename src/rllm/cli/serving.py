@@ -204,7 +204,7 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
     from rllm.inference.servers.vllm_server import VLLMServer, free_port
 
     refuse_adapter(config.model.path)
-    config.vllm.sleep = "never"  # no training runs beside it
+    config.vllm.sleep = "never"  # no training runs alongside it
     tokenizer = tokenizer_of(config.model).tokenizer
     tool_format = started_format(config, tokenizer)
     options = serve_options(config, port=config.vllm.port or free_port(), tool_format=tool_format)

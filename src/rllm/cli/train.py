@@ -67,8 +67,8 @@ def train(
     The function is called with the fields of each task as keyword arguments. Its model calls go to OPENAI_BASE_URL,
     which is set for it. The run is written to the folder run_dir=..., by default one in runs/ named by the time.
 
-    With --env, tasks and rewards are those of an environment, to which --reward is added, and the agent is optional: a
-    function, which also gets the environment as env, or a BaseAgent class, FILE.py:Class.
+    With --env, tasks and rewards come from an environment, --reward is added to its rewards, and the agent is optional:
+    a function, which also gets the environment as env, or a BaseAgent class, FILE.py:Class.
     """
     from rllm.cli import inputs
     from rllm.cli.training import (
@@ -152,7 +152,7 @@ def sft(
         str | None,
         typer.Argument(
             help="Conversations: a file, the name of a registered dataset, or a hub id; or the folder of a run or an "
-            "evaluation, or a .db file of traces. With --resume those of the run by default.",
+            "evaluation, or a .db file of traces. With --resume, the run's data by default.",
             metavar="DATA",
             show_default=False,
         ),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def chosen_settings(
     settings: Sequence[str], options: RunOptions, others: Mapping[str, str | None] = MappingProxyType({})
 ) -> tuple[TrainConfig, list[ConfigLayer]]:
-    """Return the settings of a run, those of a file or of the resumed run overridden by options, and their origins."""
+    """Return the settings of a run, from a file or the resumed run and overridden by options, and their origins."""
     if options.resume is not None and options.config is not None:
         raise ConfigError("--resume takes the settings of the run; leave out --config")
     source = options.resume / "config.yaml" if options.resume else options.config

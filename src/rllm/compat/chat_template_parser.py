@@ -103,7 +103,7 @@ class ChatTemplateParser:
         """Return `content`, `reasoning` and `tool_calls` of a model's answer, the calls in the OpenAI format.
 
         The end of the prompt decides whether the answer begins inside `<think>`; the default is the prompt of a first
-        answer. `tools` are those of the request, for formats that need their schemas.
+        answer. `tools` are the request's tools, for formats that need their schemas.
         """
         prompt = self._first_request if prompt_ids is None else self._decoder.text(prompt_ids[-_LAST_PROMPT_TOKENS:])
         text = self._decoder.text(completion_ids)

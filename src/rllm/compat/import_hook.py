@@ -148,7 +148,7 @@ REMOVED = {f"rllm.{name}": instead for instead, names in _INSTEAD.items() for na
 
 
 class CompatFinder:
-    """Last entry of `sys.meta_path`: finds the modules of `MOVED` and explains those of `REMOVED`."""
+    """Last entry of `sys.meta_path`: finds the modules in `MOVED` and explains the modules in `REMOVED`."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -1,4 +1,4 @@
-"""Metrics under the names of the rLLM framework, beside ours, so that its users keep their charts."""
+"""Metrics under the names of the rLLM framework, in addition to ours, so that its users keep their charts."""
 
 from __future__ import annotations
 

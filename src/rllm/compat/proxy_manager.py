@@ -174,7 +174,7 @@ def _server_of(params: JSONMapping) -> tuple[str, str | None]:
 
 
 def _resolved(value: str | None) -> str | None:
-    """Return the value, or that of the variable NAME for LiteLLM's `os.environ/NAME`."""
+    """Return the value, or for LiteLLM's `os.environ/NAME` the value of the variable NAME."""
     if value is None or not value.startswith("os.environ/"):
         return value
     name = value.removeprefix("os.environ/")

@@ -164,7 +164,7 @@ def number_format(value: object, given: Given) -> str:
 
 
 def fixed_length(value: object, given: Given) -> dict[str, int]:
-    """Return the length by which `seq-mean-token-sum-norm` divides, which is that of the padded responses."""
+    """Return the divisor of `seq-mean-token-sum-norm`, which is the length of the padded responses."""
     if value != _FIXED:
         return {}
     if "data.max_response_length" not in given:
@@ -191,7 +191,7 @@ def overlong(value: object, given: Given) -> list[str] | None:
 
 
 def compact(value: object, given: Given) -> list[str] | None:
-    """Return the filtered reasons for ending, with those of the overlong filter; failures are always filtered."""
+    """Return the filtered reasons for ending, including the overlong filter's; failures are always filtered."""
     if not value:
         return None
     masks = {reason: given.get(f"rllm.compact_filtering.mask_{reason}", on) for reason, on in _MASKS.items()}

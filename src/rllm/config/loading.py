@@ -1,7 +1,6 @@
 """Loading of a configuration: defaults, a file or mapping, the environment, and `key=value` overrides, in layers.
 
-Mappings may be hydra's, and keys may be ours or those of the rLLM framework (`rllm.compat.settings`), also side by
-side.
+Mappings may be hydra's, and keys may be ours, the rLLM framework's (`rllm.compat.settings`), or both.
 """
 
 from __future__ import annotations

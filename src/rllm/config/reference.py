@@ -56,7 +56,7 @@ class SettingOrigin:
 
 
 def settings(algorithms: Mapping[str, str], algorithm: str = "grpo") -> list[Setting]:
-    """Return all settings in the order of the schema, with those of this algorithm, which must exist."""
+    """Return all settings in the order of the schema, including the settings of this algorithm, which must exist."""
     return list(_of_model(TrainConfig, "", partial(_of_algorithm, algorithms, algorithm), optional=False))
 
 
@@ -89,7 +89,7 @@ def origins(
 
 
 def section_docs() -> dict[str, str]:
-    """Return the description of each section by its name; that of the whole configuration is `""`."""
+    """Return the description of each section by its name, and of the whole configuration by `""`."""
     kinds = {name: field.annotation for name, field in TrainConfig.model_fields.items()}
     sections = {name: kind for name, kind in kinds.items() if _is_section(kind)}
     docs = {name: inspect.getdoc(kind) or "" for name, kind in sections.items()}

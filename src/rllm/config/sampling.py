@@ -68,7 +68,7 @@ class CallSeeds:
         tools: Sequence[JSONMapping] | None,
         prompt_ids: Sequence[int] | None = None,
     ) -> int:
-        """Return the seed of a call from that of its session; `prompt_ids` identify a call without messages."""
+        """Return the seed of a call, from its session's seed; `prompt_ids` identify a call without messages."""
         content: list[object] = [_without_ids(message) for message in messages]
         asked = _digest((content or list(prompt_ids or ()), tools or None))
         self._asked[asked] += 1

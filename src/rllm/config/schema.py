@@ -81,7 +81,7 @@ class ModelConfig(Section):
     """Scale of the adapter, divided by lora_rank."""
     lora_targets: Literal["all-linear"] | list[str] = "all-linear"
     """Ends of the names of the layers or weights that are adapted; all-linear takes all linear layers but the output
-    head, and may stand in a list beside the names of others: [all-linear, experts.gate_up_proj]."""
+    head, and may stand in a list with the names of others: [all-linear, experts.gate_up_proj]."""
     quantize: Literal["nf4", "int8"] | None = None
     """Format to keep the frozen weights below an adapter in (QLoRA; Dettmers et al. 2023): nf4 takes 4.5 bits for each
     number and needs the package bitsandbytes, int8 takes a byte. Linear layers except the output head are quantized
@@ -160,9 +160,9 @@ class RolloutConfig(Section):
     max_steps: PositiveInt | None = None
     """Steps that an agent may take in its environment; None is 5. Functions and workflows end by themselves."""
     side_calls: bool = False
-    """Train also on side calls, such as one for a title: calls that an agent's program makes without tools beside calls
-    with tools, and whose answers come back in no later message. They are counted as dropped otherwise. Calls that an
-    agent names as its steps are trained on in any case."""
+    """Train also on side calls, such as one for a title: calls without tools whose answers come back in no later
+    message, by an agent's program that also makes calls with tools. They are counted as dropped otherwise. Calls that
+    an agent names as its steps are trained on in any case."""
 
 
 class DataConfig(Section):
@@ -175,12 +175,12 @@ class DataConfig(Section):
     less often; easy_first takes the easiest ones that are not solved yet; or a package.module:function of (tasks,
     rates, step), which returns a weight for each task.
 
-    The success rate of a task is that of its last rollouts in this run.
+    The success rate of a task is measured on its last rollouts in this run.
     """
     replay: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Fraction of the groups in a batch that earlier steps have learned from already; they are added to those of
-    tasks_per_step new tasks. Above 0, algorithm.correction is truncate unless it is set, since older weights have
-    sampled them."""
+    """Fraction of the groups in a batch that earlier steps have learned from already; they are added to the
+    groups of tasks_per_step new tasks. Above 0, algorithm.correction is truncate unless it is set, since older weights
+    have sampled them."""
     replay_steps: PositiveInt = 4
     """Number of latest steps whose groups may be replayed."""
 
@@ -219,7 +219,7 @@ class SandboxSettings(Section):
 
 
 class FilterConfig(Section):
-    """Rollouts that are not trained on, beside those that failed or were not scored."""
+    """Rollouts that are not trained on, in addition to those that failed or were not scored."""
 
     ended_by: list[
         Literal[
@@ -317,7 +317,7 @@ class CriticConfig(Section):
     """The model that judges tokens, for algorithms such as ppo."""
 
     lr: PositiveFloat = 1e-5
-    """Learning rate, constant; other settings are those of optim."""
+    """Learning rate, constant; other settings are taken from optim."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients with a larger global norm are scaled down to it."""
     warmup_steps: NonNegativeInt = 0

@@ -1,6 +1,6 @@
 """Learning rates and memory by the size of a model, and the sizes of a training step.
 
-The table of rates is that of docs/models-by-size.md; a test compares them.
+The table of rates is also in docs/models-by-size.md; a test compares them.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ def trained_bytes(
 ) -> dict[str, float]:
     """Return the bytes that a model takes on its device while it is trained in this process, by purpose.
 
-    Weights of 16 bits are updated through a float32 copy, beside which their gradients are summed (`MasterAdamW`). With
-    `offload` the copy, its gradient and AdamW's means are in main memory. With `in_8_bits` (adamw8bit), the means of
-    all weights but embeddings take two bytes and their scales. An adapter is counted apart.
+    Weights of 16 bits are updated through a float32 copy, whose gradient sums theirs (`MasterAdamW`). With `offload`
+    the copy, its gradient and AdamW's means are in main memory. With `in_8_bits` (adamw8bit), the means of all weights
+    but embeddings take two bytes and their scales. An adapter is counted apart.
     """
     weights = num_weights * itemsize
     if lora:
@@ -273,7 +273,7 @@ def is_offline() -> bool:
 
 
 def local_folder(model: str) -> Path:
-    """Return the folder of a model on this machine: the named one, or that of a hub id in the hub's cache.
+    """Return the folder of a model on this machine: the named one, or a hub id's folder in the hub's cache.
 
     It does not exist if there is neither. The hub's cache may lack files that are downloaded when they are needed.
     """

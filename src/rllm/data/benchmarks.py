@@ -53,7 +53,7 @@ class Benchmark:
     ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Metrics of the report that are the ratio of two means."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """Sampling parameters of an evaluation, unless the user sets others; those of the authors where they state them."""
+    """Sampling parameters of an evaluation, unless the user sets others; the authors' values where they state them."""
 
 
 _MATH = Benchmark(

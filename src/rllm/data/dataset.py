@@ -352,7 +352,7 @@ def file_of(name: str, split: str) -> Path:
     """Return the file of a split.
 
     Raises:
-        ConfigError: if a name cannot be that of a file, or would lead elsewhere.
+        ConfigError: if a name is not valid for a file, or would lead elsewhere.
     """
     return _folder_of(name) / (_check_name(split, "split") + SUFFIX)
 

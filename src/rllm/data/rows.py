@@ -128,7 +128,7 @@ def _json_of_fields(fields: Iterable[pyarrow.Field], path: FieldPath = ()) -> It
 
 
 def plain_value(value: object, *, of_pandas: bool = False) -> Any:
-    """Return a value with lists instead of arrays and tuples, and with Python's times instead of those of pandas.
+    """Return a value with lists instead of arrays and tuples, and with Python's times instead of pandas' times.
 
     Missing values of pandas (`nan`, `NaT`, `NA`) become `None`.
     """

@@ -287,7 +287,7 @@ def check_agent_and_env(agent_class: Any, env_class: Any, env_args: JSONMapping)
 
 
 def check_agent(agent_class: Any) -> None:
-    """Raise `ConfigError` if a class is not that of an agent."""
+    """Raise `ConfigError` if a class is not an agent class."""
     _check_class(agent_class, "agent_class", ("reset", "update_from_env", "update_from_model", "trajectory"))
 
 

@@ -116,7 +116,7 @@ class GatewayCapture(Capture):
             await asyncio.sleep(0.05)
 
     async def unattributed(self, attempt: RolloutRequest, since: float) -> list[Trace]:
-        """Return the calls that have named no session since this Unix time; any of them may be those of the attempt."""
+        """Return the calls that have named no session since this Unix time; any of them may be the attempt's."""
         read = partial(self.store.by_session, unattributed_session(attempt.run_id))
         traces = await _asked(read, "rllm read session", at_once=self.store.is_local)
         return [trace for trace in traces if trace.started_at >= since]
@@ -212,7 +212,7 @@ class GatewayEngine(RecordingEngine):
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: object
     ) -> ModelOutput:
-        """Return one answer, whose `id` is that of its trace at the gateway.
+        """Return one answer, with the `id` of its trace at the gateway.
 
         Raises:
             ConfigError: if several answers are requested at once.

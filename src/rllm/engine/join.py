@@ -83,7 +83,7 @@ def complete(
 def awaited_ids(episode: Episode, attempt: RolloutRequest, seen: Sequence[Trace]) -> set[str]:
     """Return the ids of the calls whose traces `complete` needs.
 
-    An unknown id on a step that has messages or a response is not that of a call, so it is not awaited.
+    An unknown id on a step that has messages or a response is not a call's id, so it is not awaited.
     """
     known = {trace.id for trace in seen}
     trainable = [trajectory for trajectory in episode.trajectories if trajectory.trainable and attempt.trainable]
@@ -96,7 +96,7 @@ def awaited_ids(episode: Episode, attempt: RolloutRequest, seen: Sequence[Trace]
 
 
 def _recognize(episode: Episode, by_id: Mapping[str, Trace]) -> None:
-    """Set the ids of steps that only have messages and a response to that of the call with exactly these.
+    """Set the id of each step that only has messages and a response to the id of the call with exactly these.
 
     Calls with equal messages and responses are interchangeable, and taken in call order. If different calls match, none
     is taken, since that would be a guess.

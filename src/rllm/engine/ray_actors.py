@@ -403,7 +403,7 @@ class RayRolloutRunner(RolloutRunner):
             spread: number and placement of processes.
             gateway: gateway that each process must reach.
             environment: variables set in each process before it imports users' modules.
-            paths: import paths; by default those of this process.
+            paths: import paths; by default this process's.
             max_concurrent: rollouts running at a time, on all nodes together.
             timeout_s: see `RolloutRunner`; retries happen in the same process.
             num_retries: see `RolloutRunner`.

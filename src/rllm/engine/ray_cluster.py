@@ -108,7 +108,7 @@ def joined(
         ships: send the working directory to processes on other machines.
         working_dir: current directory of processes on other machines; by default this one's.
         not_shipped: more patterns of files that are not sent.
-        num_cpus: CPUs of a cluster that is started; by default those of the machine.
+        num_cpus: CPUs of a cluster that is started; by default the machine's.
 
     Raises:
         ConfigError: if no cluster answers, or the program is connected to another one.

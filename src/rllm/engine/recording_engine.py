@@ -64,7 +64,7 @@ class RecordingEngine:
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> ModelOutput:
-        """Return one answer, whose `id` is that of its trace; with a store, wait until the trace is durable.
+        """Return one answer, with the `id` of its trace; with a store, wait until the trace is durable.
 
         Raises:
             ConfigError: if several answers are requested at once, or the messages are invalid.

@@ -127,7 +127,7 @@ class RolloutRunner:
 
         Args:
             attempts: attempts to run.
-            on_episode: called with each episode as it ends, or with those of a task together if `scoring` needs them.
+            on_episode: called with each episode as it ends, or with a task's episodes together if `scoring` needs them.
             rank: priority among concurrent calls; the lowest goes first.
         """
         quiet_http_clients()
@@ -286,7 +286,7 @@ def _stack_of(task: asyncio.Task[Episode]) -> str:
 class PrioritySemaphore:
     """Semaphore that admits waiters by rank, the lowest first, and then in order of arrival.
 
-    Rollouts of an older training step go before those of a later one. Belongs to one event loop.
+    Rollouts of an older training step go before a later step's. Belongs to one event loop.
     """
 
     def __init__(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Rewards that are known only after rollouts: those of whole groups, and weighted sums of named parts."""
+"""Rewards that are known only after rollouts: rewards of whole groups, and weighted sums of named parts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Scoring:
             if not self._has_warned:
                 self._known_parts = {*(self._known_parts or ()), *path.reward_parts}
             if self.weights and path.reward_parts:
-                # In an environment the parts are those of the last step.
+                # In an environment the parts come from the last step.
                 total = weighted_sum(path.reward_parts, self.weights)
                 rewarded = [step for step in path.steps if is_scored(step.reward)]
                 if rewarded:

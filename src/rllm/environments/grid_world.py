@@ -30,7 +30,7 @@ class GridWorldEnv(BaseEnv):
 
     In the latter case `info["truncated"]` is true. The same seed gives the same map, which can be solved within
     `max_steps`, and the same slips. An action that is not a direction moves nothing, costs a step, and is answered with
-    the list of directions. The rules are those of FrozenLake
+    the list of directions. It has the rules of FrozenLake
     (https://gymnasium.farama.org/environments/toy_text/frozen_lake/), but start and goal are anywhere.
     """
 

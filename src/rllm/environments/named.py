@@ -118,7 +118,7 @@ def open_env(spec: str, *, sandbox: SandboxSettings | None = None) -> NamedEnvir
     """Open an environment by name. Modules that it names may be in the current folder, as with `python -m`.
 
     Args:
-        spec: `SCHEME:NAME?key=value&...`; parameters are those of the scheme and of the environment.
+        spec: `SCHEME:NAME?key=value&...`; with parameters of the scheme and of the environment.
         sandbox: settings of sandboxes, which parameters override.
 
     Raises:

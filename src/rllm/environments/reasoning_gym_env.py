@@ -105,7 +105,7 @@ def _dataset(name: str, settings: str) -> Any:
 
 
 class ReasoningGymEnv(BaseEnv):
-    """One task; the reward of its answer is that of `score_answer`, from 0 to 1."""
+    """One task; the reward of its answer comes from `score_answer`, from 0 to 1."""
 
     def __init__(self, question: str, family: str, format: str, generated_by: JSONMapping) -> None:
         self.question = question

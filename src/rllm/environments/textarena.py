@@ -1,7 +1,7 @@
 """`textarena:TicTacToe-v0`: games of TextArena for one or more players, by self-play or against an opponent.
 
 Each seat of the policy is a conversation and a trajectory, named `player_0`, `player_1`, ...; its reward is
-that of the game. Moves of an opponent are part of what the policy observes, and are not trained on.
+the game's. Moves of an opponent are part of what the policy observes, and are not trained on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Folders of evaluations, used by one process at a time, and the comparison of two, paired by task.
 
 Two models tend to solve the same easy tasks, so the difference on each task varies less than either accuracy does.
-The interval of the difference in accuracy is that of Agresti & Min (2005) for matched proportions: Wald's interval
+The difference in accuracy has the interval of Agresti & Min (2005) for matched proportions: Wald's interval
 after half a task has been added to each of the four outcomes of a pair. Rewards have Student's interval of the mean
 difference.
 """

@@ -58,7 +58,7 @@ def mean_over_tasks(values: Sequence[float], num_rollouts: int) -> Estimate:
 
 
 def _effective_size(values: Sequence[float], mean: float, num_rollouts: int) -> float:
-    """Return the number of independent trials whose mean would be as uncertain as that of these tasks.
+    """Return the number of independent trials whose mean would be as uncertain as these tasks' mean.
 
     It is at least the number of tasks, since rates between 0 and 1 vary no more than single trials do.
     """

@@ -1,4 +1,4 @@
-"""Routes beside model calls: sessions and their traces, models, health, metrics, upstreams."""
+"""Routes other than model calls: sessions and their traces, models, health, metrics, upstreams."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ def retry_key(headers: Mapping[bytes, bytes], session: SessionState | None, body
     """Return the retry key of a request, or `None` if its retry would look like another call.
 
     Args:
-        headers: those of the request.
-        session: the one that the request names: without one, equal requests may come from different agents.
-        body: that of the request; a retry has the same.
+        headers: headers of the request.
+        session: session that the request names: without one, equal requests may come from different agents.
+        body: body of the request; a retry has the same.
     """
     count = headers.get(_RETRY_COUNT, b"")
     if session is None or not count.isdigit():

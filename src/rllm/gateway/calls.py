@@ -114,7 +114,7 @@ class CallEndpoint:
         return [*of_dialect, *(own_names.get(key, key) for key in of_upstream)]
 
     def _record_span(self, call: ModelCall, mode: str, status: int) -> None:
-        """Record a call, whose traces are durable, as a span: a child of that of its W3C headers, or of its session."""
+        """Record a call, whose traces are durable, as a span: a child of its W3C headers' span, or of its session's."""
         broken = [trace.finish_reason for trace in call.traces if trace.finish_reason in ("abort", "error")]
         telemetry.record_call(
             call.traces,
@@ -306,7 +306,7 @@ def _call_metadata(
     Args:
         chat: its request. The session remembers whether any of its calls had tools.
         session: its session.
-        headers: those of its HTTP request.
+        headers: headers of its HTTP request.
         is_own: True if the author's own code made it.
     """
     metadata: JSONObject = {

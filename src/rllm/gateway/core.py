@@ -300,8 +300,8 @@ class Gateway:
         """Begin to write the traces of a call, and return a future that ends once they are durable.
 
         Until then the session stays in memory, so that nothing reads it from the store without this call. Unless spans
-        need the tokens, nothing here refers to them: those of all calls that wait for one commit exceed a processor's
-        cache, and parsing each answer into the memory of the last one takes a tenth less time.
+        need the tokens, nothing here refers to them: the tokens of all calls that wait for one commit exceed a
+        processor's cache, and parsing each answer into the memory of the last one takes a tenth less time.
 
         Raises:
             GatewayError: 410, if the session was deleted.

@@ -43,7 +43,7 @@ class BoundedHTTP(HttpToolsProtocol):
         self._is_new = True
         self._in_head = False
         self._num_read = 0
-        """Bytes read since the last request ended, without those of its body."""
+        """Bytes read since the last request ended, not counting the body of the current one."""
         self._deadline: asyncio.TimerHandle | None = None
         """Timer that runs while the head of a request is awaited."""
         self._unread: asyncio.TimerHandle | None = None

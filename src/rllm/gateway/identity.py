@@ -45,7 +45,7 @@ class Caller(NamedTuple):
     session: str | None = None
     """Session named by the key, if any."""
     number: int | None = None
-    """Number of the session, if the key is that of a session; see `SessionInfo.number`."""
+    """Number of the session, if the key belongs to a session; see `SessionInfo.number`."""
     is_bound: bool = False
     """True if the key is valid for that session only; without a session, for calls that name none."""
 

@@ -1,4 +1,4 @@
-"""Servers of a gateway: in a thread beside a trainer, or in the foreground for the command line."""
+"""Servers of a gateway: in a thread alongside a trainer, or in the foreground for the command line."""
 
 from __future__ import annotations
 

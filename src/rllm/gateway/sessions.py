@@ -297,7 +297,7 @@ def new_session_id() -> str:
 def is_session_id(text: str) -> bool:
     """Return whether a session can have this id."""
     is_valid = _VALID_ID.fullmatch(text) is not None
-    # Other ids look like another one, or reverse the text beside them (U+202E and the like).
+    # Other ids look like another one, or reverse the text next to them (U+202E and the like).
     return is_valid and (text.isascii() or (text.isprintable() and not _INVISIBLE.search(text)))
 
 

@@ -92,7 +92,7 @@ class LocalBackend:
             settings: settings of its updates.
             lora: adapter to train instead of all weights.
             critic: settings of the critic's updates.
-            schedule: learning rates; `None` takes those of `settings`, without decay.
+            schedule: learning rates; `None` takes them from `settings`, without decay.
             load_original: loads the model that the run began with, for the reference; LoRA needs none.
             reference_offload: keep the reference in main memory between uses.
             gradient_checkpointing: see `ModelConfig`.
@@ -254,7 +254,7 @@ class LocalBackend:
         )
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes in use by part; those of activations and of the sampler are of the latest update."""
+        """Return the bytes in use by part; for activations and the sampler, as of the latest update."""
         weights = sum(weight.nbytes for weight in self.model.parameters())
         reference = 0 if self.reference is None else self.reference.nbytes
         return {"weights": weights, "reference": reference, **self.optimizer.memory(), **self._memory}
@@ -285,7 +285,7 @@ class LocalBackend:
             found, spread = self.policy.logprobs(given, entropy_gradient=algorithm.entropy_coef != 0)
             logprobs, entropy = found[own], spread[own]
             loss, sums = algorithm.loss(logprobs, aligned(part, logprobs), entropy)
-            if observed:  # their mean over the whole minibatch, however the loss beside it is averaged
+            if observed:  # their mean over the whole minibatch, however the algorithm's loss is averaged
                 surprise = -found[~own].sum() / observed
                 loss = loss + algorithm.observation_coef * surprise / scale
                 sums["policy/observation_nll"] = surprise.detach() * batch.num_tokens

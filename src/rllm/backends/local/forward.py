@@ -103,7 +103,7 @@ def agree(model: PreTrainedModel, *ways: HiddenStates, gradients: bool = False) 
 
 
 def _with_gradient(model: PreTrainedModel, states: Tensor) -> list[Tensor]:
-    """Return the states and, if gradients are on, those of two weights: the backward pass has kernels of its own."""
+    """Return the states and, if gradients are on, two weights' gradients: the backward pass has kernels of its own."""
     # Two, because the gradient of an adapter's first matrix is 0 before the adapter is trained.
     weights = [weight for weight in model.parameters() if weight.requires_grad][:2]
     if not states.requires_grad or not weights:
@@ -133,7 +133,7 @@ def hidden_states(
 ) -> Tensor:
     """Run the tree as one sequence, with attention in rows; see `HiddenStates`.
 
-    `row_tokens` and `shared_saved` are those of `tree_rows.blocks`.
+    `row_tokens` and `shared_saved` are passed to `tree_rows.blocks`.
     """
     device = next(model.parameters()).device
     return _run(model, tree, RowAttention(tree, device, row_tokens=row_tokens, shared_saved=shared_saved))
@@ -200,7 +200,7 @@ class _WithinTree:
 def _blocks(ends: Tensor) -> tuple[Tensor, ...]:
     """Return the blocks that each block sees in part (count, indices) and as a whole (count, indices).
 
-    The result is that of `create_block_mask`, without going through all pairs of tokens. `ends` [T] is the first later
+    The result equals `create_block_mask`'s, but does not go through all pairs of tokens. `ends` [T] is the first later
     token that does not see each token.
     """
     first = torch.arange(0, len(ends), _BLOCK, device=ends.device)

@@ -40,7 +40,7 @@ def body_of(model: PreTrainedModel) -> PreTrainedModel:
     body = model.base_model
     if body is not model:
         return body
-    # Llama 4's prefix is that of the model with images, which the one of text is a part of.
+    # Llama 4's text model has the prefix of the model with images, which it is a part of.
     text = getattr(model, "language_model", model)
     return getattr(text, "model", model)
 
@@ -193,8 +193,7 @@ class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
         for block, tokens in _blocks(logits, rows):
             scores = _scores(logits[block], temperature)
             probabilities = scores.softmax(-1)
-            # The greatest probability is at least 1 / V, so its logarithm is exact where that of the target's would
-            # not be.
+            # The greatest probability is at least 1 / V, so its logarithm is exact where the target's would not be.
             log_total = scores.amax(-1) - probabilities.amax(-1).log()
             row = rows[tokens] - block.start
             logprobs[tokens] = scores[row, targets[tokens]] - log_total[row]
@@ -248,7 +247,7 @@ def _blocks(logits: Tensor, rows: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _runs(rows: Tensor, num_rows: int, size: int) -> tuple[range, list[slice]]:
-    """Divide rows into runs of `size` and return their starts and tokens; `rows` [n], rising, are those of tokens."""
+    """Divide rows into runs of `size` and return their starts and tokens; `rows` [n], rising, are the tokens' rows."""
     starts = range(0, num_rows, size)
     if len(starts) < 2:
         return starts, [slice(None)] * len(starts)

@@ -85,7 +85,7 @@ class MasterAdamW:
         return {"adamw": states, "masters": masters, "num_steps": self._num_steps}
 
     def load_state_dict(self, state: JSONObject) -> None:
-        """Resume from a `state_dict`, for weights that are already those of that moment."""
+        """Resume from a `state_dict`; the weights must already be from the same moment."""
         coarse = [master for weight, master in self._copies() if _is_coarse(weight)]
         with torch.no_grad():
             for weight, master in self._copies():
@@ -113,7 +113,7 @@ def _optimizers(masters: Sequence[Tensor], settings: OptimConfig, *, embeddings:
     """Return AdamW; with `adamw8bit`, AdamW for embeddings and one with 8-bit averages for other weights.
 
     The gradients of embeddings vary most from row to row, so their averages keep 32 bits (Dettmers et al. 2021,
-    section 2.3), and so do those of small weights.
+    section 2.3), and so do the averages of small weights.
     """
     options = {
         "lr": settings.rate,

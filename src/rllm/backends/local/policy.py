@@ -132,8 +132,8 @@ class Trunk:
         """Return the hidden states that sampled tokens are predicted from.
 
         Returns:
-            [U, hidden size] the states, each once; and [N] the index of each token's, which is that of the token
-            before it.
+            [U, hidden size] the states, each once; and [N] the index of each token's state, which is the state of the
+            token before it.
         """
         before: list[int] = []
         for index, sequence in enumerate(batch.sequences):
@@ -283,7 +283,10 @@ def recomputing(layers: Sequence[Module]) -> AbstractContextManager[None]:
 def _run_again(
     layers: Sequence[Module], within: Callable[[Iterable[Module]], Mapping[Module, Callable[..., Tensor]]]
 ) -> dict[Module, Callable[..., Tensor]]:
-    """Return forward passes under checkpointing; `within` gives those of parts of a layer, the same both times."""
+    """Return forward passes under checkpointing.
+
+    `within` returns the forward passes of a layer's parts, the same ones both times.
+    """
 
     def run(layer: Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         with running_otherwise(within(layer.modules())):

@@ -1,8 +1,8 @@
 """Layers whose weights' gradients are added to `weight.grad` by the very product that computes them.
 
-Autograd makes each gradient as a tensor of its own and then adds it to those of earlier passes, and for an embedding it
-fills the whole of it with zeros first. On a CPU that takes as long as the layers take for some thirty tokens, in every
-pass, and more memory. Gradients are the same but for rounding.
+Autograd makes each gradient as a tensor of its own and then adds it to the sum of earlier passes, and for an embedding
+it fills the whole of it with zeros first. On a CPU that takes as long as the layers take for some thirty tokens, in
+every pass, and more memory. Gradients are the same but for rounding.
 """
 
 from __future__ import annotations

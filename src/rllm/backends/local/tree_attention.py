@@ -1,7 +1,7 @@
 """Attention within a token tree, row by row, with gradients.
 
 Copied in front of each row, the keys of a group's long prompt would take more memory than anything else, and be kept
-for the backward pass. So rows attend to their own keys and to those of their *shared prefix* separately, and the two
+for the backward pass. So rows attend to their own keys and to their *shared prefix*'s keys separately, and the two
 results are joined by their log-sum-exp (Juravsky et al. 2024, Hydragen). In the backward pass each part is
 independent: its probabilities are the exponentials of its scores less the sum over all keys, and the only other joint
 quantity needed is the output (Dao et al. 2022, FlashAttention).

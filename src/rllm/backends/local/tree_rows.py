@@ -5,8 +5,8 @@ sees those before it whose subtree has not ended: itself and its ancestors, but 
 tree attention (Miao et al. 2024, SpecInfer; Yao et al. 2024, DeFT), which here carries gradients too.
 
 A tree that fits into a row is one. A longer one is cut where it forks, so that neither masked pairs of tokens nor
-copies of keys cost much beside the model's matrix products. Where those copies would be long, rows with the same parent
-read them as a *shared prefix*.
+copies of keys cost much compared with the model's matrix products. Where those copies would be long, rows with the same
+parent read them as a *shared prefix*.
 
 Shapes: b rows of one block, L tokens of its longest row, A tokens above.
 """

@@ -19,7 +19,7 @@ NAME = "cpu"
 
 
 def _device_module() -> types.ModuleType:
-    """Return `torch.cpu` with the functions that verl expects in addition; memory is that of the process."""
+    """Return `torch.cpu` with the functions that verl expects in addition; used memory is the process's."""
     module = types.ModuleType("rllm_verl_cpu")
     vars(module).update({name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("__")})
     nothing = ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "manual_seed", "manual_seed_all", "set_device")

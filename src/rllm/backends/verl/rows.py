@@ -158,7 +158,7 @@ AGGREGATIONS: dict[Aggregation, str] = {
 MEAN_OF_SEQUENCES: dict[str, str | None] = {"geo_mean": None, "gspo": "0.9.1", "sapo": None}
 """verl's losses that ignore the aggregation and average over sequences, and the version of verl that fixes each."""
 OF_MICRO_BATCH = {"geo_mean"}
-"""Those of them that average over the sequences of a micro-batch instead of the whole batch."""
+"""Losses among these that average over the sequences of a micro-batch instead of the whole batch."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Settings of a run as verl's keys: those that our settings decide, and those that a user may set beside them.
+"""Settings of a run as verl's keys: keys that our settings decide, and keys that a user may set in addition.
 
 The only place where the two vocabularies correspond. Imports neither verl nor Ray.
 """
@@ -47,7 +47,7 @@ _OF_LOSSES = {
     "clip_ratio_high": _CLIP,
     "clip_ratio_c": "set algorithm.dual_clip",
     "loss_agg_mode": "set algorithm.aggregation",
-    "policy_loss": "the loss is that of algorithm.name; set verl.policy_loss for one of verl's",
+    "policy_loss": "algorithm.name decides the loss; set verl.policy_loss for one of verl's",
     "tau_pos": "set verl.policy_loss=sapo, which reads it",
     "tau_neg": "set verl.policy_loss=sapo, which reads it",
 }
@@ -279,7 +279,7 @@ def _fsdp(config: TrainConfig) -> dict[str, Ours]:
         keys[f"{engine}.entropy_checkpointing"] = Ours("algorithm.entropy_coef", True)
         if on_cpu(config):
             keys[f"{engine}.use_torch_compile"] = Ours("model.device", False)
-    if config.model.lora_rank:  # the weights beside the adapter are those of model.path, and stay so
+    if config.model.lora_rank:  # the weights below the adapter are model.path's, and do not change
         keys[f"{ACTOR}.checkpoint.save_lora_only"] = Ours("model.lora_rank", True)
     keys[f"{REFERENCE}.fsdp_config.param_offload"] = Ours("model.reference_offload", config.model.reference_offload)
     # On CPUs verl's frozen engine would ask for pinned memory, which only a GPU gives.

@@ -18,11 +18,11 @@ class BaseEnv(ABC):
     """The world of one task, for one rollout at a time.
 
     `reset`, `step`, `close` and `from_dict` may be `async`. Ordinary methods run in a thread, so they may block. A
-    class whose `step` is ordinary may define `async_step` beside it, which the engine then awaits instead.
+    class whose `step` is ordinary may also define `async_step`, which the engine then awaits instead.
     """
 
     idx: Any = None
-    """Index of the rollout among those of its task; set by the engine."""
+    """Index of the rollout among its task's rollouts; set by the engine."""
 
     @abstractmethod
     def reset(self) -> tuple[Any, JSONObject]:

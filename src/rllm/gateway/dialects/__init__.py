@@ -50,7 +50,7 @@ _SESSIONS = "/sessions/"
 
 
 def find_call(path: str) -> CallPath | None:
-    """Return the parsed path of a request, or `None` if it is not that of a model call."""
+    """Return the parsed path of a request, or `None` if the request is not a model call."""
     session_id, call = None, path
     if path.startswith(_SESSIONS):
         session_id, _, call = path.removeprefix(_SESSIONS).partition("/")

@@ -63,7 +63,7 @@ class Dialect(ABC):
         """Return the request of a body and of the path it was sent to.
 
         Args:
-            body: that of the HTTP request.
+            body: body of the HTTP request.
             path: the named parts of the path's template, and the `template` and `query` themselves.
 
         Raises:

@@ -370,7 +370,7 @@ class ChunkNormalizer:
 
 
 def _fill_call(call: JSONObject, ids: set[str]) -> None:
-    """Fill a tool call. Its id must differ from `ids`, those of earlier calls, because results refer to it."""
+    """Fill a tool call. Its id must differ from `ids`, the ids of earlier calls, because results refer to it."""
     if not call.get("id") or call["id"] in ids:
         call["id"] = f"call_{new_id()}"
     ids.add(call["id"])

@@ -123,7 +123,7 @@ def _cut_off(items: list[JSONObject]) -> list[JSONObject]:
 
 
 def head_of(response: JSONMapping, asked: JSONMapping) -> JSONObject:
-    """Return all fields but those of the answer itself."""
+    """Return all fields except the answer itself."""
     repeated = {name: asked.get(name, default) for name, default in _REPEATED.items()}
     reasoning = asked.get("reasoning") or {}
     return repeated | {

@@ -222,7 +222,7 @@ def parse_plain_answer(body: bytes) -> JSONObject | None:
     """Parse a plain chat completion, with `logprobs.token_logprobs` for `logprobs.content`; return `None` for others.
 
     Args:
-        body: that of the HTTP answer.
+        body: body of the HTTP answer.
 
     Raises:
         UpstreamError: if a field has the wrong type.

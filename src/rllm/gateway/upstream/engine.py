@@ -38,7 +38,7 @@ class EngineUpstream:
         if self._detailed is not None:
             self._detailed.check_request(request)
         ignored = self.ignored(request)
-        log_ignored(ignored)  # fields that a session imposes; those of the client are logged already
+        log_ignored(ignored)  # fields that a session imposes; the client's are logged already
         left_out = {field_of(key) for key in ignored if "." not in key} - {"tools"}
         sampling = SamplingParams.from_request(request).to_dict()
         sent = {
@@ -273,7 +273,7 @@ def _queued(outputs: Sequence[ModelOutput]) -> float:
 
 def _facts(outputs: Sequence[ModelOutput]) -> JSONObject:
     versions = [output.weight_version for output in outputs if output.weight_version is not None]
-    # The weights may be updated between the choices of one call; its version is that of the oldest.
+    # The weights may be updated between the choices of one call; its version is the oldest of theirs.
     oldest = min(versions, default=None)
     # A choice that newer weights sampled entirely has an update before its first token.
     begun = [[] if output.weight_version in (None, oldest) else [[0, output.weight_version]] for output in outputs]

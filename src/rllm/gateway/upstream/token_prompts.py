@@ -232,7 +232,7 @@ def chat_answer(completion: JSONObject, chunks: CompletionChunks) -> JSONObject:
 
 
 class CompletionChunks:
-    """Converter of the chunks of one text completion to those of a chat completion."""
+    """Converter of the chunks of one text completion to chunks of a chat completion."""
 
     def __init__(self, prompt_ids: Sequence[int], new_reader: Callable[[], AnswerReader] | None) -> None:
         """Without a reader, all of the text is the content."""
