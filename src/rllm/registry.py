@@ -152,7 +152,7 @@ def _module_of(path: Path, what: str, *, reload: bool) -> ModuleType:
     known = sys.modules.get(path.stem)
     if not reload and known is not None and getattr(known, "__file__", None) == str(path):
         return known
-    sys.path.insert(0, str(path.parent.resolve()))  # modules beside it are importable, as when it is run
+    sys.path.insert(0, str(path.parent.resolve()))  # modules next to it are importable, as when it is run
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -323,7 +323,7 @@ class Trajectory:
         return sum(scored) if scored else None
 
     def is_cumulative(self) -> bool:
-        """Return True if the messages of every step extend those of the step before."""
+        """Return True if the messages of every step extend the previous step's messages."""
         pairs = zip(self.steps, self.steps[1:], strict=False)
         return all(
             later.chat_completions[: len(earlier.chat_completions)] == earlier.chat_completions
@@ -363,7 +363,7 @@ class Episode:
     task: Any = None
     task_id: str = ""
     index: int = 0
-    """Number of this rollout among those of its task, from 0."""
+    """Number of this rollout among its task's rollouts, from 0."""
     session_id: str = ""
     """Session of this rollout's traces in the store."""
     termination_reason: TerminationReason | None = None
@@ -409,7 +409,7 @@ class Episode:
 
 @dataclass(kw_only=True)
 class TrajectoryGroup:
-    """Trajectories that are compared with each other: those of one task and one role in several rollouts."""
+    """Trajectories of one task and one role in several rollouts, which are compared with each other."""
 
     trajectories: list[Trajectory]
     group_id: str = ""

@@ -101,7 +101,7 @@ def test_text_next_to_calls_is_rendered_or_reported(template: str, tokenizer: An
     text = chat.render_text(messages)
     assert in_order(text, "qs_name", "qs-value", "qs-result")
     assert ("qs-beside" in text) == (template not in NO_TEXT_BESIDE_CALLS)
-    assert chat.lost(messages) == (("text beside tool calls",) if template in NO_TEXT_BESIDE_CALLS else ())
+    assert chat.lost(messages) == (("text alongside tool calls",) if template in NO_TEXT_BESIDE_CALLS else ())
 
 
 def test_all_calls_of_an_answer_are_rendered_or_reported(template: str, tokenizer: Any) -> None:

@@ -225,7 +225,7 @@ CHAT = [
 @pytest.mark.parametrize("name", SHAPES)
 def test_all_shapes_of_templates_render_all_content(name: str) -> None:
     chat = template(SHAPES[name])
-    assert set(chat.shape.lost) <= {"text beside tool calls"}
+    assert set(chat.shape.lost) <= {"text alongside tool calls"}
     text = chat.render_text(CHAT, TOOLS)
     place = 0
     for mark in ("f", "Does a thing", "be brief", "a b", "f", "b", "7", "seven"):

@@ -265,7 +265,7 @@ def test_untrained_text_next_to_calls_is_counted(of: LoadedTokenizer, caplog: py
     other = LoadedTokenizer(tokenizer=tokenizer, num_ids=of.num_ids, context_length=None)
     beside = [{**message, "content": "Let me see."} if message.get("tool_calls") else message for message in SHOP]
     read(other, {"messages": beside, "tools": TOOLS}, {"messages": SHOP[-2:]})
-    assert "1 of 2 rows have text beside tool calls" in caplog.text
+    assert "1 of 2 rows have text alongside tool calls" in caplog.text
 
 
 def test_template_that_is_not_append_only_is_rejected() -> None:

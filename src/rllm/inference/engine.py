@@ -253,7 +253,7 @@ RolloutEngine = InferenceEngine
 
 
 def output_of_answer(response: JSONMapping, sampling: JSONObject) -> ModelOutput:
-    """Return the first choice of a chat completion; without tokens if those of the answer are unusable.
+    """Return the first choice of a chat completion, without its tokens if they are unusable.
 
     Raises:
         TokenMismatchError: if its ids and log-probabilities contradict each other.

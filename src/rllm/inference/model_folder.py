@@ -24,7 +24,7 @@ def checked_source(path_or_id: str | Path) -> str:
     """Return the source for `transformers`; anything that looks like a path is never looked up on the hub.
 
     Raises:
-        ConfigError: if it is a path, but not that of a model's folder; if it is in a format for other programs; or if
+        ConfigError: if it is a path, but not to a model's folder; if it is in a format for other programs; or if
             it is a hub id that must be downloaded, and HF_HUB_OFFLINE forbids that.
     """
     name, folder = f"model.path={str(path_or_id)!r}", Path(path_or_id).expanduser()
@@ -200,7 +200,7 @@ def from_pretrained(
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide `transformers`' progress bars, except those of downloads."""
+    """Hide `transformers`' progress bars, except for downloads."""
     from transformers.utils import logging
 
     before = logging.set_tqdm_hook(lambda make, args, options: make(*args, **{**options, "disable": True}))

@@ -57,9 +57,9 @@ def _start_of(key: str) -> str:
 class Table:
     """The documented fields of a dialect, by key, which `docs/parameters.md` prints.
 
-    Chat completions have a fate on the embedded engine, and reach a server unchanged. Other dialects have two: a fate
-    of `=KEY` is that of the chat field that the field is translated to; one with the fate `=` is sent to the server
-    unchanged.
+    Chat completions have a fate on the embedded engine, and reach a server unchanged. Other dialects have two
+    fates. `=KEY` stands for the fate of the chat field that the field is translated to; a field with the fate `=` is
+    sent to the server unchanged.
     """
 
     def __init__(self, text: str) -> None:

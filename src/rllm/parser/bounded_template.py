@@ -26,7 +26,7 @@ from rllm.types import JSONMapping, Message
 MAX_STEPS = 10_000_000
 """Passes of loops, operations, and each 1,024 characters or 64 values that one reads: some ten seconds."""
 _CALL = 10
-"""Steps of a call, such as that of a macro."""
+"""Steps of a call, such as a call of a macro."""
 MAX_SIZE = 64 * 1024 * 1024
 """Characters of a text, or values in a list with all that they hold, that a template may make."""
 _MAX_PRINTED = 4 * MAX_SIZE

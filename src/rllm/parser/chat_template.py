@@ -176,7 +176,7 @@ class ChatTemplate:
         return self.control_tokens.shown(marked)
 
     def printed_answer(self, asked: Message, answer: Message, tools: _Tools) -> tuple[list[int], list[int]]:
-        """Return the ids of an answer as the template prints it, and those of the prompt before it.
+        """Return the ids of an answer as the template prints it, and the ids of the prompt before it.
 
         Tokens of the prompt that the template prints differently before an answer are left out of the prompt.
         """

@@ -158,12 +158,12 @@ class ControlTokens:
 
 
 def _ids_after(head: Sequence[int], whole: Sequence[int]) -> list[int]:
-    """Return the ids after those of the head; empty if the following text changed them."""
+    """Return the ids after the head's ids; empty if the following text changed the head's."""
     return list(whole[len(head) :]) if list(whole[: len(head)]) == list(head) else []
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Return the value with each string in it changed, those of keys included."""
+    """Return the value with each string in it changed, keys included."""
     match value:
         case str():
             return change(value)

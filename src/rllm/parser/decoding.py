@@ -26,7 +26,7 @@ def split_reasoning(text: str, *, starts_open: bool = False, tags: tuple[str, st
 
     Newlines around the tags belong to the tags: chat templates print them. `starts_open` means that the prompt already
     ended in `<think>`. Reasoning that was never closed leaves no answer; text that does not start with the tag is all
-    answer. `tags` are those of another family.
+    answer. `tags` may be another model family's tags.
     """
     opening, closing = tags
     body = text.lstrip()
@@ -97,7 +97,7 @@ class TextDecoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, end_ids: Iterable[int] = (), markup: Iterable[str] = ()) -> None:
-        """`end_ids`: ids that end an answer, beside the special tokens."""
+        """`end_ids`: ids that end an answer, in addition to the special tokens."""
         self._tokenizer = tokenizer
         kept = {tokenizer.convert_tokens_to_ids(token) for token in (*MARKUP, *markup)}
         kept.discard(tokenizer.unk_token_id)

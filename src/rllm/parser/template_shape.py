@@ -23,9 +23,9 @@ Render: TypeAlias = Callable[[Sequence[Message], Tools | None], str]
 USER, ANSWERS = "user messages", "answers"
 SYSTEM, LATER_SYSTEM = "system messages", "system messages after the first turn"
 TOOLS, CALLS, RESULTS = "tools", "tool calls", "tool results"
-BESIDE_CALLS, FURTHER_CALLS = "text beside tool calls", "further tool calls of an answer"
+BESIDE_CALLS, FURTHER_CALLS = "text alongside tool calls", "further tool calls of an answer"
 SERIOUS = frozenset({TOOLS, CALLS, FURTHER_CALLS})
-"""Kinds without which a conversation means something else; beside messages, which are refused when rendered."""
+"""Kinds without which a conversation means something else, other than messages, which are refused when rendered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,7 +279,7 @@ def _prefers_strings(as_string: str, as_object: str) -> bool | None:
 def _with_text_beside(
     render: Render, shape: TemplateShape, chat: Sequence[Message], tools: Tools | None
 ) -> TemplateShape:
-    """Find out if an answer's text survives beside its calls, and if not, if the calls survive beside the text."""
+    """Find out if an answer's text survives with its calls, and if not, if the calls survive with the text."""
     chat = [message if message is not _CALL else {**_CALL, "content": _MORE} for message in chat]
     found = _first(render, shape, BESIDE_CALLS, [{}], chat, (_MORE, _NAME, _VALUE), tools)
     calls_survive = BESIDE_CALLS not in found.lost or _VALUE in _text(render, shape, chat, tools)

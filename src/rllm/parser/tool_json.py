@@ -115,7 +115,7 @@ def schemas_of(tools: Sequence[JSONMapping]) -> Schemas:
 
 
 def arguments_json(written: Mapping[str, str], schema: JSONMapping) -> str:
-    """Return the arguments as one JSON object; `schema` is that of all parameters."""
+    """Return the arguments as one JSON object; `schema` describes all parameters."""
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
     items = (f"{_quoted(key)}: {_value_json(text, known.get(key), schema)}" for key, text in written.items())

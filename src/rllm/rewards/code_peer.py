@@ -1,7 +1,7 @@
 """Channel between tests and the solution that they test, which run in two processes and do not trust each other.
 
-Values are exchanged as JSON. Those of plain types (numbers, texts, containers, dates, NumPy's arrays) are copied, of
-exactly that type. All others stay where they are; the other end has a `Remote` for each. Whatever a solution does to
+Values are exchanged as JSON. Values whose type is exactly a plain one (numbers, texts, containers, dates, NumPy's
+arrays) are copied. All others stay where they are; the other end has a `Remote` for each. Whatever a solution does to
 itself, it can only send such values: none of its code is executed in the process of the tests. This module imports
 nothing of ours.
 """

@@ -78,7 +78,7 @@ def _is_accepted(call: JSONMapping, name: str, values: JSONMapping, schema: JSON
 
 
 def _is_value(value: Any, allowed: Sequence[Any], schema: JSONMapping) -> bool:
-    """Return whether an argument has its type, or that of the accepted values, and is one of these."""
+    """Return whether an argument has the schema's type or the accepted values' type, and is one of these values."""
     kind = _TYPES.get(schema.get("type"), str)
     if kind is float and type(value) is int:
         value = float(value)
@@ -104,7 +104,7 @@ def _kind_of(allowed: Sequence[Any]) -> type | None:
 
 
 def _has_items(value: Any, allowed: Sequence[Any], kind: type) -> bool:
-    """Return whether all items have the type of the schema, or that of the items of one accepted list."""
+    """Return whether all items have the schema's type, or the item type of one accepted list."""
     return any(
         all(type(item) in (kind, _kind_of(accepted)) for item in value) if isinstance(accepted, list) else True
         for accepted in allowed

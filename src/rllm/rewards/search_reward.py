@@ -145,7 +145,7 @@ MAX_LINE = 1000
 """Number of characters read after each statement."""
 
 _AMBIGUOUS = ""
-"""Result for several letters, or a letter beside the text of another choice: no decision."""
+"""Result for several letters, or a letter with the text of another choice: no decision."""
 
 _LETTER = (
     r"(?:[B-HJ]|A(?!\s+(?!(?:is|as|because|since|and|or)\b)[a-z])|I(?!\s+[a-z]))(?![A-Za-z0-9+#]|['’][A-Za-z])"

@@ -102,7 +102,7 @@ class Sandbox(ABC):
         Args:
             command: see `Command`.
             cwd: its folder, by default `workdir`.
-            env: variables in addition to those of the sandbox.
+            env: variables in addition to the sandbox's own.
             input: its standard input.
             timeout_s: seconds after which it is killed; none by default.
             max_output_bytes: limit on the bytes kept of stdout, and of stderr: half from each end.
@@ -203,8 +203,8 @@ class SandboxBackend(ABC):
         """
         if not source.name:
             raise SandboxError(
-                f"sandbox={self.name} builds no images: push that of {source.folder} to a registry that it can pull "
-                "from, and name it in task.toml: [environment] docker_image"
+                f"sandbox={self.name} builds no images: push the image of {source.folder} to a registry that it can "
+                "pull from, and name it in task.toml: [environment] docker_image"
             )
         return source.name
 
@@ -257,7 +257,7 @@ class SandboxBackend(ABC):
 
 
 def backend_names() -> list[str]:
-    """Return the names of all backends, those of other packages included."""
+    """Return the names of all backends, including backends from other packages."""
     return sorted({*BACKENDS, *(point.name for point in entry_points(group=_GROUP))})
 
 

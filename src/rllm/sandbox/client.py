@@ -113,8 +113,8 @@ async def run_program(
         argv: the program and its arguments.
         on_output: called with each piece of output.
         stdin: an open file, by default empty.
-        env: all of its variables, by default those of this process.
-        cwd: its current folder, by default that of this process.
+        env: all of its variables, by default this process's.
+        cwd: its current folder, by default this process's.
         timeout_s: seconds until the deadline.
         kill: ends what the program started elsewhere, before the program itself is ended.
 
@@ -278,7 +278,7 @@ class ClientSandbox(Sandbox):
         """Return whether the client may have failed, rather than the command."""
 
     def stdin_of_client(self, env: Mapping[str, str]) -> str:
-        """Return text for the client's standard input before that of the command; a client may read variables there."""
+        """Return text to put before the command's standard input, from which a client may read variables."""
         return ""
 
     def command_ended(self, mark: str) -> None:

@@ -152,7 +152,7 @@ class ControlGroup:
         return False
 
     def remove_of(self, command: str) -> None:
-        """Remove the group of a command that has ended, and those of earlier ones, unless they have processes left."""
+        """Remove the groups of a command that has ended and of earlier ones, unless they have processes left."""
         if folder := self._killable(command):
             self._ended.add(folder)
         for ended in list(self._ended):

@@ -65,7 +65,7 @@ class _BoundedReads:
 
 
 def holds_folder(archive: IO[bytes]) -> bool:
-    """Return whether an archive, at its beginning, is that of a folder: it begins with the folder itself."""
+    """Return whether an archive, read from its start, holds a folder: it then begins with the folder itself."""
     begin = archive.read(2)
     archive.seek(0)
     return begin in (b"./", b".\0")

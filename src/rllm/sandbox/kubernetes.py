@@ -2,7 +2,7 @@
 
 The pod has no service account and no new privileges, and a network policy lets it reach nothing but the gateway, if
 the cluster's network enforces policies. The cluster pulls the images; nothing is built. The jobs of this process are
-deleted as soon as it has ended, those of others at the next start, and each by the cluster after a day.
+deleted as soon as it has ended, other processes' jobs at the next start, and each by the cluster after a day.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def arguments(job: Job, command: Sequence[str] = ()) -> list[str]:
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables from which this program restores those of its command: a loader's must not affect itself."""
+    """Return a command's variables, renamed so that a loader's cannot affect this program, which restores them."""
     return {_VARIABLE + name: value for name, value in env.items()}
 
 

@@ -124,7 +124,7 @@ def get_chat_client(provider: str = "openai", *, use_proxy: bool = True, **optio
         provider: only "openai": any server that speaks its protocol, given by `base_url`.
         use_proxy: send calls to our gateway with their session; during training to the trainer's gateway, regardless of
             `base_url`. False: send them to any server, unchanged, and record them in this process only.
-        options: those of `openai.OpenAI`. Without an API key, a placeholder is used.
+        options: options of `openai.OpenAI`. Without an API key, a placeholder is used.
     """
     _check_provider(provider)
     return ChatClient(use_proxy=use_proxy, **options)

@@ -52,10 +52,10 @@ class Session:
     ) -> None:
         """Create a session; `uids_around` are the uids of enclosing sessions in another process, outermost first."""
         self.metadata = dict(metadata or {})
-        """This session's own metadata; `get_current_metadata()` adds that of the sessions around it."""
+        """This session's own metadata; `get_current_metadata()` adds the metadata of the sessions around it."""
         self.name = name or f"sess_{uuid.uuid4().hex}"
-        """Id under which the gateway stores the calls. A session without a name inherits that of the session it is
-        entered in; one with a name is a root."""
+        """Id under which the gateway stores the calls. A session without a name inherits the id of the session it
+        is entered in; one with a name is a root."""
         self.base_url = base_url
         """URL to which tracked clients are redirected while this session is active; `None` leaves them unchanged."""
         self.trajectories: list[Trajectory] = []

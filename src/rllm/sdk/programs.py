@@ -57,7 +57,7 @@ class ProgramOptions(TypedDict, total=False):
     cwd: Argument | None
     """Working directory; by default the current one."""
     env: Mapping[str, Argument] | None
-    """More variables, which override those of this process and of the session."""
+    """More variables, which override this process's and the session's."""
     input: str
     """Its stdin."""
 

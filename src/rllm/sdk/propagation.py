@@ -1,4 +1,4 @@
-"""Attribution of model calls that do not use this package's clients: those of `openai.OpenAI()` or any other client.
+"""Attribution of model calls from clients other than this package's, such as `openai.OpenAI()`.
 
 In our process, `installed()` patches the HTTP libraries, so that a request to the active session's gateway names its
 session, and `subprocess`, `multiprocessing` and `ProcessPoolExecutor`, so that programs, processes and jobs use the
@@ -176,7 +176,7 @@ def environment(url: str | None = None, *, api_key: str | None = None) -> dict[s
         subprocess.run(command, env={**os.environ, **environment()})  # its calls belong to the current session
 
     Args:
-        url: a gateway's or a session's URL, with or without `/v1`; by default that of the current session, with a
+        url: a gateway's or a session's URL, with or without `/v1`; by default the current session's, with a
             header that names the sessions and trajectories of this process. Clients send it if they read
             OPENAI_CUSTOM_HEADERS (openai since 2.54) or ANTHROPIC_CUSTOM_HEADERS.
         api_key: the gateway's key, if it has one.
@@ -264,7 +264,7 @@ class Place:
         return self.base_url.rpartition("/sessions/")[0] or self.base_url
 
     def session(self) -> Session:
-        """Return a session for this process, whose calls are stored like those of the original."""
+        """Return a session for this process, whose calls are stored like the original session's calls."""
         metadata = read_stamp(self.stamp)
         uids = metadata.pop(OWN_KEY)
         return Session(metadata, name=self.name, base_url=self.base_url, uids_around=uids)
@@ -315,7 +315,7 @@ def _starting_process(start: Callable[[BaseProcess], None]) -> Callable[[BasePro
     def start_with_session(self: BaseProcess) -> None:
         frame, place = current_frame(), _here()
         if getattr(getattr(self, "_target", None), "__module__", None) in _SERVE_SEVERAL:
-            # Pass the variables that lead to a gateway here, because a fork server has those of the time it started.
+            # Pass the variables that lead to a gateway here, because a fork server keeps the ones it started with.
             url = os.environ.get("OPENAI_BASE_URL", "")
             names = gateway_variables(url) if url.startswith(("http://", "https://")) else {}
             arrival = _Arrival(None, {name: os.environ[name] for name in names if name in os.environ})

@@ -1,6 +1,6 @@
 """Recording of model calls: stamp a request with its session, and record the answer there.
 
-Requests and responses are those of `httpx` or of `httpx2` (used by openai >= 3). The answer is copied as it passes and
+Requests and responses come from `httpx` or `httpx2` (used by openai >= 3). The answer is copied as it passes and
 parsed at the end, so a streaming caller receives every byte when it arrives.
 """
 

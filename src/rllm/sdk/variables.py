@@ -13,7 +13,7 @@ from rllm.capture.wire_formats import WIRE_FORMATS
 from rllm.errors import ConfigError
 
 OWN_KEY_PREFIX = "rllm."
-"""Prefix of keys that a gateway derives from its own; those of sessions name their session."""
+"""Prefix of keys that a gateway derives from its own; a session's key names the session."""
 _PLACEHOLDER = "rllm"
 """Key for a gateway without keys."""
 
@@ -110,7 +110,7 @@ def beside_own_keys(variables: Mapping[str, str], inherited: Mapping[str, str]) 
 
 
 _inside: list[tuple[str, str | None]] = []
-"""URLs and keys of the gateways that this process uses; those of several engines overlap."""
+"""URLs and keys of the gateways that this process uses; several engines' gateways overlap."""
 _own: dict[str, str | None] = {}
 """Values that the variables set for these gateways had before."""
 _hidden: dict[str, str] = {}
@@ -119,7 +119,7 @@ _hidden: dict[str, str] = {}
 
 @contextmanager
 def led_to(url: str, *, api_key: str | None = None) -> Iterator[None]:
-    """Send the model clients of this process to a gateway; if blocks overlap, to that of the latest.
+    """Send the model clients of this process to a gateway; if blocks overlap, to the latest block's.
 
     The operator's keys are removed from the environment meanwhile, so that no program inherits them.
     """

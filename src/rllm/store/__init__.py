@@ -30,7 +30,7 @@ def open_store(url: str | os.PathLike[str], *, read_only: bool = False) -> Trace
     `memory:`.
 
     Raises:
-        ConfigError: if the URL is not that of a trace store, or names a directory.
+        ConfigError: if the URL is not a trace store's, or names a directory.
         MissingDependencyError: if the package that it needs is not installed.
         StoreError: if the storage cannot be opened.
     """
@@ -53,7 +53,7 @@ def path_of(url: str) -> str | None:
     """Return the file of a URL; `None` if the store is not a file.
 
     Raises:
-        ConfigError: if the URL is not that of a trace store.
+        ConfigError: if the URL is not a trace store's.
     """
     scheme, separator, rest = url.partition(":")
     if url in _MEMORY or (scheme in ("postgres", "postgresql") and rest.startswith("//")):
@@ -75,7 +75,7 @@ def absolute(url: str) -> str:
     """Return a URL of the same store that is valid in any folder.
 
     Raises:
-        ConfigError: if the URL is not that of a trace store.
+        ConfigError: if the URL is not a trace store's.
     """
     path = path_of(url)
     return url if path is None else str(Path(path).expanduser().absolute())

@@ -43,7 +43,7 @@ class SessionRef:
             self.number = write.result()
 
     def refusal(self, session_id: str, number: int | None) -> SessionDeletedError | None:
-        """Return an error if this session was deleted; `number` is that of the session with this id now, if any."""
+        """Return an error if this session was deleted; `number` belongs to the session with this id now, if any."""
         if self.number in (None, number):
             return None
         self.is_gone = True
@@ -161,7 +161,7 @@ _PAGE = 256
 def every_session(store: TraceStore, *, oldest_first: bool = False, run_id: str | None = None) -> Iterator[SessionInfo]:
     """Yield all sessions, read a page at a time, while others may be created or deleted.
 
-    With `run_id`, those of other training runs are left out.
+    With `run_id`, sessions of other training runs are left out.
     """
     for page in session_pages(store, oldest_first=oldest_first):
         yield from (info for info in page if may_be_of(info.metadata, run_id))

@@ -130,7 +130,7 @@ class TraceFingerprint(NamedTuple):
         return self.node.trace_id
 
     def begins(self, messages: bytes) -> bool:
-        """Return whether messages, as JSON without the brackets around them, begin with those of this trace."""
+        """Return whether messages, as JSON without the brackets around them, begin with this trace's messages."""
         size = self.message_ends[-1] if self.message_ends else 0
         return messages[size : size + 1] in (b",", b"") and hash(messages[:size]) == self.messages_hash
 
@@ -382,7 +382,7 @@ SELECT_TRACE = (
     "FROM wanted JOIN traces ON traces.seq = wanted.base) "
     "SELECT * FROM wanted"
 )
-"""The row of one trace of a session, and those of its bases."""
+"""The row of one trace of a session, and the rows of its bases."""
 
 SELECT_LAST_CALL = f"SELECT MAX(started_at) FROM traces WHERE session = {SESSION}"
 

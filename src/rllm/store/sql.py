@@ -244,7 +244,7 @@ _Batch = tuple[list[EncodedTrace], SessionRef | None]
 
 
 class _AddTraces:
-    """Adds traces, in the writer's thread, and remembers those of its last transactions.
+    """Adds traces, in the writer's thread, and remembers the traces of its last transactions.
 
     It does not know which transactions were committed: traces of one that was rolled back are not in the database.
     """

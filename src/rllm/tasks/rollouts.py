@@ -177,7 +177,7 @@ MAX_SENT_MB = 100
 """Mebibytes of all task folders of a run; larger ones are not sent, and are read from a disk that the nodes share."""
 
 _named: dict[str, None] = {}
-"""Folders that rows of this process name: those of training and of evaluations."""
+"""Folders that this process's rows name, in training and evaluations."""
 _copies: dict[str, Path] = {}
 """Copies in this process, by the folder on the machine that sent them."""
 

@@ -20,7 +20,7 @@ class TaskFolder:
     """A task, as read from its folder. Agents see the instruction and the image, never `tests` or `solution`."""
 
     name: str
-    """Name in `[task]`, or else that of the folder."""
+    """Name in `[task]`, or else the folder's name."""
     folder: Path
     instruction: str
     image: ImageSource
@@ -58,7 +58,7 @@ class SandboxAgent(ABC):
     """Agent that works in a sandbox. One object makes all rollouts, many of them at once."""
 
     name: str = ""
-    """Name in messages, by default that of the class."""
+    """Name in messages, by default the class's name."""
     uses_model: bool = True
     """True if it calls the model: its calls are trained on, and a rollout without any has failed."""
     installs_into_image: bool = True

@@ -104,7 +104,7 @@ def record_call(
     """Record the span of a finished model call.
 
     Args:
-        traces: those of its choices, at least one.
+        traces: the traces of its choices, at least one.
         operation: `chat` or `text_completion`.
         error_type: reason for an incomplete answer: an HTTP status, or the name of an exception.
         headers: headers of the request, whose W3C trace context names the parent span; the current span by default.

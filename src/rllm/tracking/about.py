@@ -267,7 +267,7 @@ def in_use(folder: Path, setting: str = "run_dir") -> Iterator[None]:
 
 
 def keep_beginning(run_dir: Path, arguments: Beginning) -> None:
-    """Store the arguments of the run's command, by name, which are needed beside the settings to begin it again."""
+    """Store the arguments of the run's command, by name; they and the settings are needed to begin it again."""
     replace_text(run_dir / BEGUN_AS, yaml.safe_dump(dict(arguments), sort_keys=False))
 
 

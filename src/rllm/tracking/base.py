@@ -73,7 +73,7 @@ class Trackers:
 
     @classmethod
     def start(cls, names: Sequence[str], run_dir: Path, extra: Sequence[Tracker] = ()) -> Trackers:
-        """Start the named trackers beside the `extra` ones; `metrics.jsonl` is always written.
+        """Start the named trackers and add the `extra` ones; `metrics.jsonl` is always written.
 
         Raises:
             ConfigError: if a name is unknown, or its tracker cannot start.

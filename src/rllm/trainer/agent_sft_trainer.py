@@ -44,7 +44,7 @@ DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Ep
 
 
 class AgentSFTTrainer(AgentTrainer):
-    """Trainer on demonstrations; loop, checkpoints, metrics and settings are those of `AgentTrainer`.
+    """Trainer on demonstrations, with the loop, checkpoints, metrics and settings of `AgentTrainer`.
 
     A row has either `messages` in the OpenAI format (and `tools`, if the model was offered any), of which answers with
     a `weight` other than 0 are learned, or token ids, as `process_trajectories` returns them. Trajectories, episodes, a

@@ -96,7 +96,7 @@ class TrainResult:
     """The model where the metric `keep_best` was highest, if that is set."""
     num_steps: int
     evaluations: list[dict[str, float]]
-    """The metrics of every evaluation of the run, each with its `step`; the first is that of the untrained model."""
+    """Metrics of every evaluation of the run, each with its `step`; the untrained model's first, if `eval.at_start`."""
 
 
 class AgentTrainer:
@@ -146,13 +146,13 @@ class AgentTrainer:
             env: an environment, or its name, such as `reasoning-gym:leg_counting?size=500` (see
                 `rllm.environments.open_env`). Its agent may be replaced by `agent_class`, or by an `agent_run_func`
                 that takes the environment as `env`.
-            train_dataset: tasks to train on, by default those of `env`: rows, a function that returns rows, anything
+            train_dataset: tasks to train on, by default `env`'s tasks: rows, a function that returns rows, anything
                 that `Dataset.load` reads (the path of a file, or the id of a Hugging Face dataset), or a list of
                 datasets or paths.
             val_dataset: held-out tasks, in the same forms, or the name of an environment.
             config: a `TrainConfig`, a mapping (hydra's `DictConfig`, too), a YAML path, or a list of `key=value`.
             backend: the same as `config.backend`.
-            trackers: more trackers, besides those of `config.trackers`.
+            trackers: trackers in addition to `config.trackers`.
             resume: resume from the newest checkpoint of `config.run_dir`.
 
         Raises:
@@ -196,7 +196,7 @@ class AgentTrainer:
         if self.config.store is not None:
             self.config.store = absolute(self.config.store)  # Runs are read and resumed from other folders, too.
         self.trackers = checked_trackers(trackers)
-        """Trackers in addition to those of `config.trackers`."""
+        """Trackers in addition to `config.trackers`."""
         self.begun_as: Beginning = {}
         """Arguments that a command line needs to resume the run: see `tracking.about.beginning_of`."""
         self._checkpoints = Checkpoints(
@@ -208,7 +208,7 @@ class AgentTrainer:
             self.sampler = self._sampler(self._start)
             self.sampler.tasks_of_step(self._start.steps_done)  # a user's function may fail
         self._settings = self.config.model_dump(mode="json")
-        """Settings as the user chose them, without those of this process alone, such as a port."""
+        """Settings as the user chose them, without any that hold for this process alone, such as a port."""
         self._runner: RolloutRunner | None = None
 
     def _check_settings(self) -> None:
@@ -469,7 +469,7 @@ def _content(row: JSONMapping) -> bytes:
 
 
 def _dataset(source: TaskSources | None, name: str) -> Dataset:
-    """Return the tasks of a source, or those of several together."""
+    """Return the tasks of one source, or of several together."""
     if isinstance(source, list | tuple) and source and all(isinstance(each, Dataset | str | Path) for each in source):
         parts = [_single_dataset(each, name) for each in source]
         return Dataset.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -32,7 +32,7 @@ _SHORT = torch.float16
 
 
 class BatchLog:
-    """Batch files of a run. Those of steps that a resumed run repeats are deleted."""
+    """Batch files of a run. Files of steps that a resumed run repeats are deleted."""
 
     def __init__(self, run_dir: Path, *, steps_done: int, keep: int | None = None) -> None:
         """Delete batches of later steps, and all but the newest `keep`; `None` keeps all, 0 writes none."""

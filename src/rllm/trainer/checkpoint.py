@@ -43,7 +43,7 @@ class Checkpoints:
     def save(self, step: int, write: Callable[[Path], None], state: JSONObject) -> Path:
         """Let `write` fill a folder, then rename it into place, so that a crash never leaves an incomplete checkpoint.
 
-        `step` is the number of training steps done. `state` is stored beside the weights; its `score` ranks the
+        `step` is the number of training steps done. `state` is stored with the weights; its `score` ranks the
         checkpoint. If the step is saved already, only its state is replaced. The oldest checkpoints are deleted, except
         the best one if `keep_best` is set.
 
@@ -139,7 +139,7 @@ class Checkpoints:
 
 
 def read_state(checkpoint: Path) -> JSONObject:
-    """Return the state saved beside the weights; raise `ConfigError` if the checkpoint is not complete."""
+    """Return the state saved with the weights; raise `ConfigError` if the checkpoint is not complete."""
     try:
         state = read_json(checkpoint / STATE_FILE)
     except (OSError, ValueError) as error:
@@ -219,7 +219,7 @@ def generator_states() -> JSONObject:
 
 
 def restore_generators(states: JSONMapping) -> None:
-    """Restore the generators; those of GPUs only if their number has not changed."""
+    """Restore the generators; on GPUs only if the number of GPUs has not changed."""
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(tuple(states["numpy"]))

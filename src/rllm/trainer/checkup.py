@@ -127,7 +127,7 @@ def gpus_of_driver() -> list[str]:
 NEEDED = ("rllm", "torch", "transformers", "tokenizers", "huggingface-hub", "peft")
 """Packages whose requirements must hold for training here."""
 OTHERS = ("vllm", "verl", "ray")
-"""Packages that only some runs use, often installed beside versions that they do not support."""
+"""Packages that only some runs use, often installed alongside package versions that they do not support."""
 TO_TRAIN = ("torch", "transformers", "peft", "safetensors")
 
 

@@ -1,4 +1,4 @@
-"""Records of episodes: the outcome stored beside the traces of each, and episodes read back from a folder."""
+"""Records of episodes: the outcome stored with the traces of each, and episodes read back from a folder."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def stored_episodes(folder: Path, tasks: Mapping[Key, Task] | None = None) -> It
     """Yield every episode that has ended, oldest first, with its task, rewards, messages and tokens.
 
     `info` has the `split`, and for training episodes the `training_step` (from 0). Of rollouts that an evaluation
-    repeated, the last is used. `tasks` are those of a run whose folder does not keep them. Raises `ConfigError` if
+    repeated, the last is used. `tasks` are the tasks of a run whose folder does not keep them. Raises `ConfigError` if
     the folder is not one of a run or evaluation, and `StoreError` if traces or outcomes cannot be read.
     """
     url = store_of(folder)
@@ -223,7 +223,7 @@ def episode_of(session: SessionInfo, tasks: Mapping[Key, Task]) -> Episode:
 
 
 def was_learnable(episode: Episode, path: Trajectory) -> bool:
-    """Return whether a trajectory could be learned from, unlike that of an opponent.
+    """Return whether a trajectory could be learned from, unlike an opponent's.
 
     All held-out rollouts of a run are marked as not trainable, so for them the mark means nothing.
     """

@@ -124,7 +124,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _write_folder(target: Path, option: str, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a folder beside the target, then rename it, so that a failure leaves nothing."""
+    """Let `write` fill a folder next to the target, then rename it, so that a failure leaves nothing."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{option}={str(target)!r} exists and is not empty: name another folder")
     try:
@@ -136,7 +136,7 @@ def _write_folder(target: Path, option: str, write: Callable[[Path], object]) ->
 
 
 def _write_lines(path: Path, option: str, rows: Iterable[JSONObject]) -> int:
-    """Write the lines to a file beside the path, then rename it, and return their number."""
+    """Write the lines to a file next to the path, then rename it, and return their number."""
     if path.suffix != ".jsonl":
         raise ConfigError(f"{option}={str(path)!r}: name a file that ends in .jsonl")
     try:

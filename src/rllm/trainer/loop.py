@@ -110,7 +110,7 @@ class TrainingLoop:
     _has_named_side_call: bool = field(default=False, init=False)
     """True once an example of the calls in `dropped/side_call` was logged."""
     _is_whole: bool = field(default=True, init=False)
-    """True while weights and records are those of `steps_done` steps; a failed update may leave them in between."""
+    """True while weights and records match `steps_done` steps; a failed update may leave them in between."""
     _state: JSONObject = field(default_factory=dict, init=False)
     """State for the checkpoint of the last whole step."""
     _thread: SerialExecutor = field(default_factory=SerialExecutor, init=False)
@@ -263,7 +263,7 @@ class TrainingLoop:
             logger.warning("%s", error)
 
     async def _note_state(self) -> None:
-        """Record the state that a checkpoint of this moment saves beside the weights.
+        """Record the state that a checkpoint of this moment saves with the weights.
 
         Whatever is drawn and stored from here on belongs to the next step, which a resumed run repeats.
         """
@@ -280,7 +280,7 @@ class TrainingLoop:
         }
 
     async def _last_session(self) -> str | None:
-        """Return the newest session in the store; those of the next steps come after it."""
+        """Return the newest session in the store; sessions of the next steps come after it."""
         newest = await self._in_thread(self.store.sessions, limit=1)
         return newest[0].id if newest else None
 

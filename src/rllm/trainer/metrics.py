@@ -153,7 +153,7 @@ def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
 
 
 def error_of_all(episodes: Sequence[Episode]) -> type[RolloutError]:
-    """Return the class of the error that ended every rollout: that of the user's code if it failed in each of them."""
+    """Return the class of the error that ended every rollout: the one for the user's code if that failed in each."""
     names = {episode.info.get("error", {}).get("type") for episode in episodes}
     own: dict[str, type[RolloutError]] = {error.__name__: error for error in (AgentError, EnvError, RewardError)}
     return own[names.pop()] if len(names) == 1 and names <= own.keys() else RolloutError
@@ -233,7 +233,7 @@ _VERDICT = re.compile(r"accuracy$|/solve_|/pass@")
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeMetrics:
-    """Metrics of the episodes of a run: rewards of rollouts. Those of demonstrations are a subclass."""
+    """Metrics of the episodes of a run: rewards of rollouts. Metrics of demonstrations are a subclass."""
 
     needs_rewards: bool = True
     """Unscored episodes cannot be used."""

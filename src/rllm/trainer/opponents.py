@@ -56,7 +56,7 @@ class OpponentPool:
                 raise ConfigError(f"{str(self._path_of(step))!r} is missing: it is an opponent of the run; restore it")
 
     def steps(self, steps_done: int | None = None) -> list[int]:
-        """Return the steps after which the opponents were saved, oldest first; by default those of the present."""
+        """Return the steps after which the opponents at a step (by default, now) were saved, oldest first."""
         done = self._steps_done if steps_done is None else steps_done
         every = range(0, done + 1, self._past.every) if self._past.every else [0]
         return [*every][-self._past.keep :]

@@ -1,4 +1,4 @@
-"""New rewards for stored episodes, written beside the old ones."""
+"""New rewards for stored episodes, written next to the old ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Rescored:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """New rewards beside the old."""
+    """New rewards compared with the old."""
 
     num_trajectories: int
     num_changed: int
@@ -90,7 +90,7 @@ def rescore(
 
     Args:
         episodes: of a run or an evaluation.
-        reward_fn: called with each task and answer, or with those of a group if it scores groups.
+        reward_fn: called with each task and answer, or with a group's task and answers if it scores groups.
         max_concurrent: rewards computed at a time.
         timeout_s: seconds for each reward.
         on_done: called with the number completed.

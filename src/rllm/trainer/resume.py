@@ -75,7 +75,7 @@ class StartingPoint:
 
     checkpoint: Path | None = None
     state: JSONMapping = field(default_factory=dict)
-    """State saved beside the weights."""
+    """State saved with the weights."""
 
     @property
     def steps_done(self) -> int:

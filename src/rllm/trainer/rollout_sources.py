@@ -229,7 +229,7 @@ def source_in(
     if env.agent_run_func is not None:
         if agent_run_func is not None or agent_class is not None:
             raise ConfigError(
-                "this environment makes its rollouts by itself; leave out the agent, or name that of tasks in the "
+                "this environment makes its rollouts by itself; leave out the agent, or for tasks, name it in the "
                 "environment's name: tasks:DIR?agent=FILE.py:function"
             )
         return FunctionSource(agent_run_func=env.agent_run_func)

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 _COMPARED = ("policy/entropy", "rollout/entropy", "rollout/reward", "batch/zero_variance")
-"""Metrics that are compared with those of earlier steps."""
+"""Metrics that are compared with their values in earlier steps."""
 
 MAX_RATIO = 2.0
 """Mean probability ratio above which updates have moved the policy far from what was sampled."""
@@ -30,7 +30,7 @@ QUICK_STEPS, QUICK_FALL, MANY_CHOICES = 20, 5.0, 1.0
 """A policy no longer explores, whatever its reward does, if its entropy was at least MANY_CHOICES nats per token and
 falls by a factor of QUICK_FALL within QUICK_STEPS steps."""
 FALL = 10.0
-"""Factor by which the entropy may fall below that of the first steps, at any speed, while the reward does not rise."""
+"""Factor by which the entropy may fall below the first steps' entropy, at any speed, while the reward does not rise."""
 GOOD = 0.9
 """Accuracy from which a policy may be sure of itself."""
 LEAST_RISE = 0.05

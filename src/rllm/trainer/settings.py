@@ -169,7 +169,7 @@ class PredictedMemory:
 
 
 def prompt_tokens(tasks: Sequence[Mapping[str, object]]) -> int:
-    """Return the approximate number of tokens of a long prompt: that of the longest text in any of the tasks."""
+    """Return the approximate number of tokens of a long prompt, from the longest text in any of the tasks."""
     texts = (value for task in tasks for value in task.values() if isinstance(value, str))
     longest = max(map(len, texts), default=None)
     return _PROMPT if longest is None else _TEMPLATE + longest // _CHARACTERS

@@ -79,7 +79,7 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
 
 @contextmanager
 def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher | None]:
-    """Yield the teacher; `None` if the algorithm needs none beside the policy.
+    """Yield the teacher; `None` if the algorithm needs none other than the policy.
 
     Raises:
         ConfigError: if the server does not return log-probabilities of prompts, has another vocabulary, or a shorter
@@ -243,7 +243,7 @@ class TeacherEndpoint:
             )
         found: list[JSONObject] = [{}]
         for place, token_id in enumerate(ids[1:], 1):
-            entry = (entries[place] or {}).get(str(token_id))  # others may be listed beside the prompt's own token
+            entry = (entries[place] or {}).get(str(token_id))  # others may be listed with the prompt's own token
             if not entry or not isinstance(entry.get("logprob"), int | float) or math.isnan(entry["logprob"]):
                 raise InferenceError(
                     f"the teacher at {self._url} returned {entries[place]!r:.200} for token {token_id}, number {place} "

@@ -40,10 +40,10 @@ class TextTeacher:
 
     The difference of a piece is divided among its tokens by the policy's surprise at each: a token that the policy was
     sure of was hardly a choice. A piece of one token on either side is compared as by a teacher with the same
-    vocabulary. The sum over an answer is that of the whole text.
+    vocabulary. The differences in an answer add up to the whole text's.
 
     Where the teacher cuts a word differently depending on how it continues, a wrong end lowers the difference of the
-    tokens before it, and not that of the end: in one long word a policy learns less than in words between spaces.
+    tokens before it, and not its own: in one long word a policy learns less than in words between spaces.
     """
 
     def __init__(self, teacher: Teacher, *, own: LoadedTokenizer, theirs: LoadedTokenizer) -> None:
@@ -128,7 +128,7 @@ def _log_ratios(own: Tensor, own_pieces: list[int], theirs: Tensor, their_pieces
     """Return [n] each policy token's part of the teacher's log-ratio of its piece; 0 for unaligned tokens."""
     own_of, their_of = torch.tensor(own_pieces), torch.tensor(their_pieces, dtype=torch.long)
     surprise = -own + MIN_SURPRISE
-    none = torch.zeros(max([*own_pieces, *their_pieces], default=0) + 2)  # the last is that of `UNALIGNED`
+    none = torch.zeros(max([*own_pieces, *their_pieces], default=0) + 2)  # the last is for `UNALIGNED`
     leads = none.index_add(0, their_of % len(none), theirs).index_add(0, own_of % len(none), -own)
     parts = surprise / none.index_add(0, own_of % len(none), surprise)[own_of]
     return torch.where(own_of == UNALIGNED, torch.zeros_like(own), parts * leads[own_of])

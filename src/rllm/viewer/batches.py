@@ -176,7 +176,7 @@ class CheckedSequence:
     same_ids: bool | None = None
     """True if the trained ids are the sampled ones; `None` if the store has lost them."""
     same_context: bool | None = None
-    """True if the whole sequence, prompts included, is that of the last call."""
+    """True if the whole sequence, prompts included, is the last call's."""
     advantage: float = 0.0
     """Sum over its tokens in the batch."""
     credited: float = 0.0

@@ -141,7 +141,7 @@ def explain(
 ) -> ExplainedEpisode:
     """Return the newest episode of this id or session, of a split, step or run if given.
 
-    Ids are those of `latest_episodes` and logs; every evaluation of a run repeats them. `fed` returns the
+    Ids are as in `latest_episodes` and logs; every evaluation of a run repeats them. `fed` returns the
     advantages of single tokens. Raises `ConfigError`, naming some episodes, if the store does not have this one.
     """
     known = itertools.chain([store.session(episode)], every_session(store, run_id=run_id))
@@ -181,7 +181,7 @@ def _steps(
     for credit in credits_:
         siblings = [item for item in trained if item.training_step == credit.training_step]
         found = fed(credit.training_step, trace.id) if fed is not None and credit in siblings else []
-        # Ids are unique only within a session: if the lengths differ, the tokens are those of another call.
+        # Ids are unique only within a session: if the lengths differ, the tokens belong to another call.
         if len(found) == len(siblings) and {*map(len, found)} == {len(trace.response_ids)}:
             yield _step(trace, credit, found[siblings.index(credit)])
         else:

@@ -69,7 +69,7 @@ class Call:
 
     @property
     def new_messages(self) -> list[dict[str, object]]:
-        """Messages of the prompt after those of its parent."""
+        """Messages of the prompt after its parent's messages."""
         if self.parent is None:
             return list(self.trace.messages)
         prior, messages = [*self.parent.trace.messages, self.parent.trace.response], self.trace.messages

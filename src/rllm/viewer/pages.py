@@ -184,7 +184,7 @@ def drifts_page(run: Run, given: QueryArgs) -> Page:
 
 
 def batch_page(run: Run, step: int, given: QueryArgs) -> Page:
-    """Show the batch of the optimizer beside the sampled tokens."""
+    """Show the optimizer's batch alongside the sampled tokens."""
     batch = run.batch(step)
     if batch is None:
         raise NotFoundError(f"this run has no batch of step {step}: it was deleted (see `keep_batches`), or never kept")

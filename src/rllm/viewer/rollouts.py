@@ -143,7 +143,7 @@ class Rollouts:
     """All rollouts of a store, newest first; after the first read, only new and unfinished ones are read again."""
 
     def __init__(self, store: TraceStore, run_id: str | None = None) -> None:
-        """Read rollouts lazily; with `run_id`, only those of this run."""
+        """Read rollouts lazily; with `run_id`, only this run's."""
         self._store = store
         self.run_id = run_id
         self._by_id: dict[str, StoredRollout] = {}

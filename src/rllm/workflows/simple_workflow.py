@@ -43,7 +43,7 @@ class SimpleAgent(BaseAgent):
 
 
 class SimpleWorkflow(Workflow):
-    """One call and one step; the reward is that of `reward_function(task, answer)`."""
+    """One call and one step; the reward comes from `reward_function(task, answer)`."""
 
     def __init__(
         self,

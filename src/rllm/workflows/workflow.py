@@ -89,7 +89,7 @@ class Workflow(ABC):
             named = {name for kind in type(self).__mro__ for name in inspect.signature(kind).parameters}
             meant = did_you_mean(key, named - {"args", "kwargs"}) or "see its __init__"
             raise ConfigError(f"{type(self).__name__} takes no argument {key!r}: {meant}")
-        # The static type is that of a workflow with an engine; without one, calling it fails at the call.
+        # The static type assumes an engine; without one, calling it fails at the call.
         self.rollout_engine: InferenceEngine = rollout_engine  # type: ignore[assignment]
         self.executor = executor
         self.timeout = timeout
@@ -108,7 +108,7 @@ class Workflow(ABC):
         """Run one rollout of the task.
 
         Returns:
-            the episode; or `None`: then its trajectories are those committed, and those of agents in public attributes.
+            the episode; or `None` for one with the trajectories that `collect_trajectories` returns.
 
         Raises:
             TerminationEvent: to end here.
@@ -222,7 +222,7 @@ class Workflow(ABC):
             agent.reset()
 
     def collect_trajectories(self) -> Episode:
-        """Return committed trajectories, and those of agents in public attributes that were not committed."""
+        """Return committed trajectories, and uncommitted ones of agents in public attributes."""
         committed = {trajectory.uid for trajectory in self._completed}
         collected = list(self._completed)
         for name, value in vars(self).items():

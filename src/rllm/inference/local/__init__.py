@@ -3,7 +3,7 @@
 Read `engine` first: messages to an answer. `scheduler` admits requests between decode steps, and `decode_thread` is the
 thread that it runs on. Around them:
 
-* `decoders`: the fastest decoder that is exact for a model; `slot_decoder` is that of plain full attention.
+* `decoders`: the fastest decoder that is exact for a model; `slot_decoder` is the one for plain full attention.
 * `kv_cache`: keys and values of sequences and of shared prefixes. `sampling`: logits to tokens.
 * `model_forward`, `packed`: running `transformers` models, and packed weights on a CPU.
 * `loading`, `quantized`: models and adapters from folders or the hub, and frozen weights in fewer bits.

@@ -49,7 +49,7 @@ def choose_decoder(
     original: PreTrainedModel | None = None,
     products: torch.dtype | None = None,
 ) -> Decoder:
-    """Return the fastest decoder whose logits equal those of plain forward passes.
+    """Return the fastest decoder that gives the same logits as plain forward passes.
 
     The model itself is tried, not its name, so a new architecture is either served exactly or falls back.
 
@@ -59,7 +59,7 @@ def choose_decoder(
         max_length: tokens of a sequence.
         max_bytes: memory for keys and values.
         original: model that `model` is a packed copy of.
-        products: format of the matrix products, if it is not that of the logits.
+        products: format of the matrix products, if it differs from the logits' format.
 
     Raises:
         ConfigError: if the model is not causal, or cannot be run at all.

@@ -294,7 +294,7 @@ class PrefixCache:
             self._by_use.move_to_end(block)
 
     def _take_index(self) -> int | None:
-        """Return a free index of the pool, or that of the least recently used block; `None` if all are in use."""
+        """Return a free index of the pool, or the index of the least recently used block; `None` if all are in use."""
         if len(self._by_use) < self._max_blocks:
             return len(self._by_use)
         oldest = next(iter(self._by_use), None)

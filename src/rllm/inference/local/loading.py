@@ -353,7 +353,7 @@ def take_weights(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tens
 
 
 def save_model(model: PreTrainedModel, folder: Path, **options: Any) -> None:
-    """Write a model as an ordinary Hugging Face folder; `options` are those of its `save_pretrained`."""
+    """Write a model as an ordinary Hugging Face folder; `options` are passed to its `save_pretrained`."""
     own = model.generation_config
     if own is not None:  # `transformers` loads any, but refuses to save some: a temperature without do_sample
         model.generation_config = GenerationConfig()
@@ -430,9 +430,7 @@ def check_tokenizer_in(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None
     """
     saved = from_pretrained(AutoTokenizer.from_pretrained, str(folder), "tokenizer")
     if saved.get_vocab() != tokenizer.get_vocab() or saved.chat_template != tokenizer.chat_template:
-        raise ValueError(
-            "its tokenizer or chat template differs from that of model.path: restore the model that was trained"
-        )
+        raise ValueError("its tokenizer or chat template does not match model.path: restore the model that was trained")
 
 
 def check_source(path_or_id: str | Path, *, template: TemplateChoice | None = None, to_train: bool = False) -> None:
@@ -444,7 +442,7 @@ def check_source(path_or_id: str | Path, *, template: TemplateChoice | None = No
         to_train: its weights, or an adapter on them, are to be trained.
 
     Raises:
-        ConfigError: if it is a path, but not that of a model's folder; or if files are missing or damaged, the chat
+        ConfigError: if it is a path, but not to a model's folder; or if files are missing or damaged, the chat
             template cannot be used, the tokenizer is of another model, or quantized weights are to be trained.
     """
     if is_adapter(path_or_id):

@@ -1,7 +1,7 @@
 """A CPU copy of a model, with packed weights, whose results for one row do not depend on other rows.
 
 torch's float32 products sum in an order that depends on the number of rows, so a sampled token would depend on what is
-decoded beside it, and a resumed run would differ from an uninterrupted one. oneDNN's products of packed weights do
+decoded with it, and a resumed run would differ from an uninterrupted one. oneDNN's products of packed weights do
 not, and take about as long (less than half in bfloat16). Weights are packed when they are first used after an update,
 and dropped while the next one runs.
 

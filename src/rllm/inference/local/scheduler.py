@@ -200,7 +200,7 @@ class Scheduler:
         """Switch to changed weights, dropping all states of the old ones.
 
         Answers in progress continue from their tokens, whose states are computed again: each token's
-        log-probability is that of one set of weights, given all tokens before it.
+        log-probability comes from one set of weights, given all tokens before it.
         """
         self.drop_states()
         self.weight_version = weight_version

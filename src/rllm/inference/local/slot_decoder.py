@@ -75,7 +75,7 @@ class _Row:
     """Number of tokens whose states are cached."""
     num_sequences: int
     prompt: Tensor | None = None
-    """States of its first tokens, [layer, key or value, head, token, dim]; its slot holds those of the others."""
+    """States of its first tokens, [layer, key or value, head, token, dim]; its slot holds the other tokens' states."""
 
     @property
     def num_in_prompt(self) -> int:
@@ -402,7 +402,7 @@ def stable_width(columns: int, *, queries: int, head_dim: int) -> int:
 
 @cache
 def _stable_widths(queries: int, head_dim: int) -> tuple[int, ...]:
-    """Return, ascending, the widths whose result equals that of a whole block with the rest masked."""
+    """Return, in ascending order, the widths with the same result as a whole block whose rest is masked."""
     generator = torch.Generator().manual_seed(0)
     query, keys, values = (
         torch.randn(1, 1, length, head_dim, generator=generator)

@@ -146,13 +146,18 @@ def serve_environment(options: ServeOptions, base: Mapping[str, str] | None = No
 
 
 def vllm_command(setting: str | None) -> list[str]:
-    """Return the program named, else that of this environment or of the PATH; raise `ConfigError` without one."""
+    """Return vLLM's program: the one that is set, or else the one in this environment or on the PATH.
+
+    Raises:
+        ConfigError: if the program that is set does not exist.
+        MissingDependencyError: if none is set or found.
+    """
     if setting is not None:
         words = shlex.split(setting)
         if not words or shutil.which(words[0]) is None:
             raise ConfigError(
-                f"vllm.command={setting!r}: there is no such program; name that of the environment that has vLLM, as "
-                "in /opt/vllm/bin/vllm"
+                f"vllm.command={setting!r}: there is no such program; name the one in the environment that has vLLM, "
+                "as in /opt/vllm/bin/vllm"
             )
         return words
     beside = Path(sys.executable).with_name("vllm")

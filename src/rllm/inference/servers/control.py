@@ -1,6 +1,6 @@
 """HTTP calls to vLLM and SGLang servers besides completions: health, pause, sleep, weights and their version.
 
-Most of vLLM's routes exist only where it runs with VLLM_SERVER_DEV_MODE=1. SGLang's are those of version 0.5
+Most of vLLM's routes exist only where it runs with VLLM_SERVER_DEV_MODE=1. SGLang's are from version 0.5
 (https://docs.sglang.io/advanced_features/sglang_for_rl.html), which always has them.
 """
 
@@ -168,7 +168,7 @@ class VLLMControl(ServerClient):
         self.post("/resume")
 
     def reset_prefix_cache(self) -> None:
-        """Drop states of other weights, also those of frozen answers; raise `InferenceError` if it could not."""
+        """Drop states of other weights, including frozen answers' states; raise `InferenceError` if that fails."""
         answer = self.post("/reset_prefix_cache?reset_running_requests=true")
         if isinstance(answer, dict) and answer.get("success") is False:
             raise InferenceError(f"{self.root} could not reset its prefix cache")
