@@ -80,3 +80,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_freed_memory_is_reused() -> None:
     done = subprocess.run([sys.executable, "-c", USES_TWICE], capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout) < 2**26 // resource.getpagesize() // 10  # without the setting, a page fault for each page
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems report only ru_maxrss")
+def test_peak_does_not_count_the_program_that_started_this_one() -> None:
+    held = b"x" * (300 * MIB)
+    code = "from rllm._runtime.process import peak_memory; print(peak_memory())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 2 * MIB < int(done.stdout) < len(held)

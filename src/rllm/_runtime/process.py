@@ -90,6 +90,20 @@ def resident_memory() -> int:
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
 
 
+def peak_memory() -> int:
+    """Return the most bytes of main memory that this program has held.
+
+    `ru_maxrss` also counts what the program that started this one held, so it is used only where the system has no
+    other number.
+    """
+    held = _numbers(Path("/proc/self/status")).get("VmHWM:")
+    if held is not None:
+        return held * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def return_memory() -> None:
     """Return freed memory to the system if the C library is glibc, which keeps it for the thread that freed it."""
     if _malloc_trim is not None:

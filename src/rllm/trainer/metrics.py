@@ -7,8 +7,6 @@ of it.
 from __future__ import annotations
 
 import re
-import resource
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from statistics import fmean, quantiles
 
 import torch
 
+from rllm._runtime.process import peak_memory
 from rllm.compat.metric_names import known_eval_metrics, known_training_metrics
 from rllm.config.sizes import GB
 from rllm.engine.episode_log import plain_task_id
@@ -78,8 +77,7 @@ def staleness(episodes: Sequence[Episode], credits: Iterable[StepCredit], weight
 
 def memory_metrics(parts: Mapping[str, int]) -> dict[str, float]:
     """Return `memory/...` in gigabytes: parts in bytes, and the peaks of this process and its GPU since it began."""
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    peaks = {"memory/peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GB}
+    peaks = {"memory/peak_gb": peak_memory() / GB}
     if torch.cuda.is_available():
         peaks["memory/gpu_peak_gb"] = torch.cuda.max_memory_allocated() / GB
     return {**{f"memory/{part}_gb": size / GB for part, size in parts.items()}, **peaks}
