@@ -85,8 +85,17 @@ test-models: $(VENV)/.dev .templates  ## Real chat templates, and a tiny model o
 
 # One process, with all cores for its tensors. SHORT=1 runs only the tests that need no other server and no cluster, and one training.
 test-pretrained: export OMP_NUM_THREADS := $(shell nproc 2>/dev/null || echo 2)
-test-pretrained: $(VENV)/.dev .pretrained/.installed .bitsandbytes $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model, its exact numbers and its training: twenty minutes; with SHORT=1 ten.
+test-pretrained: $(VENV)/.dev .pretrained/.installed .bitsandbytes $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model, its exact numbers and its training: an hour and more; with SHORT=1 ten minutes.
 	PYTHONPATH=$(CURDIR)/.bitsandbytes$(if $(SHORT),,:$(CURDIR)/$(VERL_FOLDER)) $(BIN)/pytest -m "pretrained$(if $(SHORT), and not slow)" tests/pretrained
+
+# Parts of it for CI, each a quarter to half an hour.
+PRETRAINED_seeds := tests/pretrained/test_training.py -k other_seeds
+PRETRAINED_methods := tests/pretrained/test_training.py -k other_training_methods
+PRETRAINED_checkpoint := tests/pretrained/test_training.py -k "not other_seeds and not other_training_methods"
+PRETRAINED_others := tests/pretrained --ignore tests/pretrained/test_training.py
+test-pretrained-%: export OMP_NUM_THREADS := $(shell nproc 2>/dev/null || echo 2)
+test-pretrained-%: $(VENV)/.dev .pretrained/.installed .bitsandbytes .vllm/.installed $(VERL_FOLDER)
+	PYTHONPATH=$(CURDIR)/.bitsandbytes:$(CURDIR)/$(VERL_FOLDER) $(BIN)/pytest -m pretrained $(PRETRAINED_$*)
 
 test-references: $(VENV)/.dev .references .templates  ## Compare estimators, losses and tool calls with those of verl, TRL and renderers.
 	PYTHONPATH=.references RLLM_TEMPLATES=.templates $(PYTEST) -m references tests/references
@@ -207,16 +216,20 @@ test-openenv: $(VENV)-openenv/.installed  ## Environments of real OpenEnv server
 test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those of several gateways, on a real PostgreSQL.
 	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store tests/viewer tests/gateway/test_shared_store.py
 
-# The long suites in six parts: TURN=0 to 5 runs one of them, as .ci/run does, a different one each day; without TURN all run.
+# The long suites in ten parts: TURN=0 to 9 runs one of them, as .ci/run does, a different one each day; without TURN all run.
 NIGHTLY_0 := test-vllm test-sglang test-litellm test-trackers test-fuzz
 NIGHTLY_1 := test-slow test-accelerator test-kills
 NIGHTLY_2 := test-verifiers test-verl
 NIGHTLY_3 := test-games test-frameworks
 NIGHTLY_4 := test-learning test-openenv
-NIGHTLY_5 := test-pretrained test-examples
+NIGHTLY_5 := test-examples
+NIGHTLY_6 := test-pretrained-seeds
+NIGHTLY_7 := test-pretrained-methods
+NIGHTLY_8 := test-pretrained-checkpoint
+NIGHTLY_9 := test-pretrained-others
 
-nightly: $(VENV)/.dev  ## The long suites; TURN=0 to 5 for one of six parts.
-	@for suite in $(if $(TURN),$(NIGHTLY_$(TURN)),$(foreach turn,0 1 2 3 4 5,$(NIGHTLY_$(turn)))); do \
+nightly: $(VENV)/.dev  ## The long suites; TURN=0 to 9 for one of ten parts.
+	@for suite in $(if $(TURN),$(NIGHTLY_$(TURN)),$(foreach turn,0 1 2 3 4 5 6 7 8 9,$(NIGHTLY_$(turn)))); do \
 		begin=$$(date +%s); $(MAKE) --no-print-directory $$suite || exit 1; \
 		echo "== $$suite: $$(($$(date +%s) - begin)) s"; \
 	done
