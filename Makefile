@@ -88,11 +88,13 @@ test-pretrained: export OMP_NUM_THREADS := $(shell nproc 2>/dev/null || echo 2)
 test-pretrained: $(VENV)/.dev .pretrained/.installed .bitsandbytes $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model, its exact numbers and its training: an hour and more; with SHORT=1 ten minutes.
 	PYTHONPATH=$(CURDIR)/.bitsandbytes$(if $(SHORT),,:$(CURDIR)/$(VERL_FOLDER)) $(BIN)/pytest -m "pretrained$(if $(SHORT), and not slow)" tests/pretrained
 
-# Parts of it for CI, each a quarter to half an hour.
+# Parts of it for CI, each of a quarter of an hour or so.
 PRETRAINED_seeds := tests/pretrained/test_training.py -k other_seeds
-PRETRAINED_methods := tests/pretrained/test_training.py -k other_training_methods
+PRETRAINED_lora := tests/pretrained/test_training.py -k LoRA
+PRETRAINED_async := tests/pretrained/test_training.py -k asynchronous
 PRETRAINED_checkpoint := tests/pretrained/test_training.py -k "not other_seeds and not other_training_methods"
-PRETRAINED_others := tests/pretrained --ignore tests/pretrained/test_training.py
+PRETRAINED_memory := tests/pretrained/test_memory.py tests/pretrained/test_calculator.py
+PRETRAINED_others := tests/pretrained $(addprefix --ignore tests/pretrained/,test_training.py test_memory.py test_calculator.py)
 test-pretrained-%: export OMP_NUM_THREADS := $(shell nproc 2>/dev/null || echo 2)
 test-pretrained-%: $(VENV)/.dev .pretrained/.installed .bitsandbytes .vllm/.installed $(VERL_FOLDER)
 	PYTHONPATH=$(CURDIR)/.bitsandbytes:$(CURDIR)/$(VERL_FOLDER) $(BIN)/pytest -m pretrained $(PRETRAINED_$*)
@@ -216,20 +218,22 @@ test-openenv: $(VENV)-openenv/.installed  ## Environments of real OpenEnv server
 test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those of several gateways, on a real PostgreSQL.
 	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store tests/viewer tests/gateway/test_shared_store.py
 
-# The long suites in ten parts: TURN=0 to 9 runs one of them, as .ci/run does, a different one each day; without TURN all run.
+# The long suites in twelve parts: TURN=0 to 11 runs one of them, as .ci/run does, a different one each day; without TURN all run.
 NIGHTLY_0 := test-vllm test-sglang test-litellm test-trackers test-fuzz
 NIGHTLY_1 := test-slow test-accelerator test-kills
 NIGHTLY_2 := test-verifiers test-verl
-NIGHTLY_3 := test-games test-frameworks
+NIGHTLY_3 := test-pretrained-seeds
 NIGHTLY_4 := test-learning test-openenv
 NIGHTLY_5 := test-examples
-NIGHTLY_6 := test-pretrained-seeds
-NIGHTLY_7 := test-pretrained-methods
+NIGHTLY_6 := test-pretrained-lora
+NIGHTLY_7 := test-pretrained-async
 NIGHTLY_8 := test-pretrained-checkpoint
-NIGHTLY_9 := test-pretrained-others
+NIGHTLY_9 := test-games test-frameworks
+NIGHTLY_10 := test-pretrained-memory
+NIGHTLY_11 := test-pretrained-others
 
-nightly: $(VENV)/.dev  ## The long suites; TURN=0 to 9 for one of ten parts.
-	@for suite in $(if $(TURN),$(NIGHTLY_$(TURN)),$(foreach turn,0 1 2 3 4 5 6 7 8 9,$(NIGHTLY_$(turn)))); do \
+nightly: $(VENV)/.dev  ## The long suites; TURN=0 to 11 for one of twelve parts.
+	@for suite in $(if $(TURN),$(NIGHTLY_$(TURN)),$(foreach turn,0 1 2 3 4 5 6 7 8 9 10 11,$(NIGHTLY_$(turn)))); do \
 		begin=$$(date +%s); $(MAKE) --no-print-directory $$suite || exit 1; \
 		echo "== $$suite: $$(($$(date +%s) - begin)) s"; \
 	done
