@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if not Path(options.vllm).exists():
-        raise SystemExit(f"--vllm={options.vllm}: there is no such program; `make test-vllm` installs it")
+        raise SystemExit(f"--vllm={options.vllm}: no such program; `make test-vllm` installs it")
     torch.set_num_threads(1)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

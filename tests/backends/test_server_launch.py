@@ -205,7 +205,7 @@ def test_server_without_training_support_is_rejected_at_once(
             ["model.engine=vllm", "vllm.url=http://h/v1", "model.lora_rank=2", "model.quantize=int8"],
             r"model\.quantize='int8' would have no effect on the server",
         ),
-        (["model.engine=vllm", "vllm.command=/no/such"], "there is no such program"),
+        (["model.engine=vllm", "vllm.command=/no/such"], "no such program"),
         (["model.engine=vllm", "vllm.url=http://h/v1", "vllm.sleep=always", "rollout.max_staleness=1"], "take turns"),
     ],
 )

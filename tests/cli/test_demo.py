@@ -27,7 +27,7 @@ def test_demo_learns(tmp_path, seed):
 
 @pytest.mark.parametrize(
     ("model", "wrong"),
-    [("./nowhere", "there is no such folder"), ("nobody/has-this", "HF_HUB_OFFLINE")],
+    [("./nowhere", "no such folder"), ("nobody/has-this", "HF_HUB_OFFLINE")],
     ids=["path", "hub"],
 )
 def test_unavailable_model_is_rejected(work, fails, monkeypatch, model, wrong):

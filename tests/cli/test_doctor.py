@@ -73,6 +73,6 @@ def test_missing_model_is_reported_as_json(monkeypatch, capsys):
     output = json.loads(out)
     assert (code, output["ok"]) == (1, False)
     [problem] = [finding for finding in output["findings"] if finding["name"] == "model"]
-    assert "there is no such folder" in problem["detail"]
+    assert "no such folder" in problem["detail"]
     assert all(finding["ok"] or finding["fix"] for finding in output["findings"])
     assert "1 problem to fix before training." in err

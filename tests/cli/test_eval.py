@@ -390,7 +390,7 @@ def test_evaluated_agent_of_a_folder_cannot_change(eval_work, server, runs, fail
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--dataset", "none.jsonl"], "'none.jsonl': there is no such file"),
+        (["--dataset", "none.jsonl"], "'none.jsonl': no such file"),
         (["--dataset", "empty.jsonl"], "is empty"),
         (["--dataset", ""], "'' names no data"),
         (["--dataset", "odd.jsonl"], "row 0 of odd: agent needs 'answer', which is not a column"),
@@ -427,7 +427,7 @@ def test_invalid_arguments_are_reported_before_any_call(eval_work, server, fails
             ["--dataset", "tasks.jsonl"],
             "--model is missing: name a model folder or hub id, or a server with --base-url",
         ),
-        (["--dataset", "tasks.jsonl", "--model", "./no-model"], "there is no such folder"),
+        (["--dataset", "tasks.jsonl", "--model", "./no-model"], "no such folder"),
         (["--data", "tasks.jsonl", "--model", "m", "model.engine=vllm"], "model.engine='vllm' would have no effect"),
         (
             ["--data", "tasks.jsonl", "--model", "m", "--upstream-kind", "openai"],

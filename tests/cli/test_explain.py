@@ -168,7 +168,7 @@ def test_failed_episode_names_its_failure(tmp_path, policy):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["nowhere", "a:0"], "run='nowhere': there is no such folder; use the folder of a run or an evaluation"),
+        (["nowhere", "a:0"], "run='nowhere': no such folder; use the folder of a run or an evaluation"),
         ([None, "b:0"], "episode='b:0' is not in"),
     ],
 )

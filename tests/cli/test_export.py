@@ -103,7 +103,7 @@ def test_merged_model_generates_the_same_as_the_adapter(run):
         (["export", "run", "--model", "m", "--split", "eval"], "--split eval would have no effect"),
         (["export", "run", "--chat", "c.jsonl", "--checkpoint", "best"], "--checkpoint best would have no effect"),
         (["export", ".", "--episodes", "e.jsonl"], "is not the folder of a run or evaluation; did you mean"),
-        (["export", "nowhere", "--episodes", "e.jsonl"], "there is no such folder"),
+        (["export", "nowhere", "--episodes", "e.jsonl"], "no such folder"),
         (["rescore", "judge.py", "--reward", "judge.py:reward"], "run='judge.py': it is a file; use the folder of"),
         (["rescore", "run", "--reward", "nowhere.py:reward"], "reward file"),
         (["rescore", "run", "--reward", "judge.py:rewrad"], "defines no 'rewrad'; it has reward"),

@@ -81,7 +81,7 @@ def test_turns_through_a_gateway_with_tokenizer_are_one_sequence(work, policy):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["./nowhere"], "there is no such folder"),
+        (["./nowhere"], "no such folder"),
         (["model", "optim.lr=1"], "optim.lr=1 would have no effect"),
         (["model", "model.pth=1"], "did you mean 'model.path'?"),
         (["model", "vllm.url=http://127.0.0.1:9/v1"], "rllm gateway --upstream"),

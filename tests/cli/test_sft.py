@@ -54,14 +54,14 @@ def test_unreadable_data_is_reported_before_importing_torch(work):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=work, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "False\n")
-    assert "DATA: 'nowhere.jsonl': there is no such file" in done.stderr
+    assert "DATA: 'nowhere.jsonl': no such file" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["chats.jsonl"], "model.path is not set"),
-        (["none.jsonl"], "'none.jsonl': there is no such file"),
+        (["none.jsonl"], "'none.jsonl': no such file"),
         (["tasks.jsonl"], "rllm: DATA: row 0: messages=None"),
         (["chats.jsonl", "--val", "tasks.jsonl"], "rllm: --val: row 0: messages=None"),
         (["chats.jsonl", "keep_best=eval/loss"], "keeps the checkpoint with the highest value"),

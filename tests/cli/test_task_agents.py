@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
     ("arguments", "named"),
     [
         (["--agent", "codex"], "the tasks are missing"),
-        (["nowhere", "--agent", "terminus"], "rllm: tasks='nowhere': there is no such folder"),
+        (["nowhere", "--agent", "terminus"], "rllm: tasks='nowhere': no such folder"),
         ([str(EXAMPLES), "--agent", "terminis"], "did you mean 'terminus'"),
         ([str(EXAMPLES), "--sandbox", "podmen"], "did you mean 'podman'"),
         (["--env", "tasks:x?agnt=codex"], "env=tasks:x: agnt is not a parameter; did you mean 'agent'"),

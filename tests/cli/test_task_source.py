@@ -37,7 +37,7 @@ def test_file_takes_precedence_over_a_registered_name(home):
         ("summs", None, "--data summs: it is neither a file nor registered; registered: one.split, sums"),
         ("grid_world", None, "python -m rllm.data.prepare grid_world"),
         ("math500", "train", "--split train: dataset 'math500' has the splits test"),
-        ("none.jsonl", None, "--data: 'none.jsonl': there is no such file"),
+        ("none.jsonl", None, "--data: 'none.jsonl': no such file"),
         (
             "home",
             None,

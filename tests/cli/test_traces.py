@@ -132,7 +132,7 @@ def test_copying_a_store_twice_adds_nothing(store):
     [
         (["traces", "list", "--store", "."], "is a directory: name a file in it"),
         (["traces", "list", "--store", "sqlite:///."], "is a directory: name a file in it"),
-        (["traces", "list", "--store", "nowhere.db"], "there is no such file"),
+        (["traces", "list", "--store", "nowhere.db"], "no such file"),
         (["traces", "list", "--store", "memory:"], "store='memory:'"),
         (["traces", "list", "--store", "mysql://host/db"], "'mysql'"),
         (["traces", "show", "nope"], "session='nope' is not in the store; the latest there are second, first"),
@@ -142,7 +142,7 @@ def test_copying_a_store_twice_adds_nothing(store):
         (["traces", "export", "no/folder/out.jsonl"], "cannot be written (No such file or directory)"),
         (["traces", "export", "traces.db/out.jsonl"], "cannot be written (Not a directory)"),
         (["store", "migrate", "traces.db", "traces.db"], "both 'traces.db': name two stores"),
-        (["store", "migrate", "nowhere.db", "copy.db"], "there is no such file"),
+        (["store", "migrate", "nowhere.db", "copy.db"], "no such file"),
         (["store", "migrate", "traces.db", "."], "is a directory"),
         (["store", "prune"], "--keep-days"),
         (["store", "prune", "--keep-days", "0"], "--keep-days=0.0"),

@@ -110,7 +110,7 @@ def test_dry_run_prints_the_plan_of_online_learning(work, fails, policy):
     ("setting", "expected"),
     [
         ("optim.rl=1", "optim.rl is not a setting"),
-        ("model.path=./nowhere", "'./nowhere': there is no such folder"),
+        ("model.path=./nowhere", "'./nowhere': no such folder"),
         ("critic.lr=1", "critic.lr=1.0 would have no effect because grpo has no critic"),
         ("optim.num_minibatches=9", "does not divide the 8 episodes of a step"),
     ],
@@ -213,7 +213,7 @@ def test_missing_data_is_reported(work, fails):
     assert "--data is missing" in fails("train", "my_agent.py:agent")[1]
     code, errors = fails("train", "my_agent.py:agent", "--data", "none.jsonl")
     assert code == 2
-    assert "'none.jsonl': there is no such file" in errors
+    assert "'none.jsonl': no such file" in errors
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_invalid_data_is_reported_before_heavy_imports(work):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=work, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "set()\n")
-    assert "'nowhere.jsonl': there is no such file" in done.stderr
+    assert "'nowhere.jsonl': no such file" in done.stderr
 
 
 def test_errors_distinguish_held_out_from_training_data(work, fails):

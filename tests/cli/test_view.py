@@ -85,7 +85,7 @@ def test_report_is_one_file_without_network_requests(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["nix"], "run='nix': there is no such folder; there are no runs in "),
+        (["nix"], "run='nix': no such folder; there are no runs in "),
         ([], "or make one with `rllm demo`"),
         (["docs"], "run='docs' is not the folder of a run, nor a folder of runs"),
         (["docs", "docs", "--export", "x.html"], "--export takes one run, and 2 were named"),

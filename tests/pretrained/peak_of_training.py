@@ -6,6 +6,7 @@ python peak_of_training.py FILE KEY=VALUE ...
 import sys
 from pathlib import Path
 
+from rllm._runtime.process import peak_memory
 from rllm.demo.tasks import sum_tasks
 from rllm.trainer import AgentTrainer
 from rllm.workflows.simple_workflow import SimpleWorkflow
@@ -23,5 +24,4 @@ if __name__ == "__main__":
         train_dataset=sum_tasks(4, seed=0),
         config=sys.argv[2:],
     ).train()
-    status = Path("/proc/self/status").read_text()
-    Path(sys.argv[1]).write_text(str(1024 * int(status.partition("VmHWM:")[2].split()[0])))
+    Path(sys.argv[1]).write_text(str(peak_memory()))

@@ -186,7 +186,7 @@ def test_store_in_use_can_be_read_by_another_process(tmp_path: Path):
 
 
 def test_read_only_store_rejects_writes_and_needs_a_file(tmp_path: Path):
-    with pytest.raises(StoreError, match="there is no such file"):
+    with pytest.raises(StoreError, match="no such file"):
         SqliteTraceStore(tmp_path / "traces.db", read_only=True)
     SqliteTraceStore(tmp_path / "traces.db").close()
     with SqliteTraceStore(tmp_path / "traces.db", read_only=True) as store:

@@ -72,7 +72,7 @@ def test_invalid_line_is_reported(tmp_path: Path, line: str, reason: str) -> Non
     ("settings", "reason"),
     [
         ({}, "pass `corpus`"),
-        ({"corpus": "/nowhere.jsonl"}, "local_search: '/nowhere.jsonl': there is no such file"),
+        ({"corpus": "/nowhere.jsonl"}, "local_search: '/nowhere.jsonl': no such file"),
         ({"corpus": [], "top_k": 0}, "top_k=0"),
         ({"corpus": ["rivers"]}, r"document 1 is 'rivers'; use \{\"text\": ...\}"),
     ],

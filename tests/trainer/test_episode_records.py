@@ -23,7 +23,7 @@ def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("")
     with pytest.raises(ConfigError, match=r"has no traces.db"):
         list(stored_episodes(tmp_path))
-    with pytest.raises(ConfigError, match="there is no such folder"):
+    with pytest.raises(ConfigError, match="no such folder"):
         list(stored_episodes(tmp_path / "none"))
 
 

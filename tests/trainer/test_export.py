@@ -139,7 +139,7 @@ def test_missing_checkpoint_is_reported(tmp_path: Path) -> None:
         chosen_checkpoint(run, "step-000009")
     with pytest.raises(ConfigError, match=r"checkpoint='best': none has a score, which keep_best gives; .* or latest"):
         chosen_checkpoint(run, "best")
-    with pytest.raises(ConfigError, match="there is no such folder; use the folder of a training run: "):
+    with pytest.raises(ConfigError, match="no such folder; use the folder of a training run: "):
         chosen_checkpoint(tmp_path / "nothing", "latest")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="it has no checkpoints; use the folder of a training run: "):

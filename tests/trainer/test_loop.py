@@ -492,7 +492,7 @@ def test_eval_rollouts_are_not_trained_on(run_trainer: RunTrainer) -> None:
     [
         ({"train_dataset": []}, "train_dataset is empty: give it at least one task"),
         ({"val_dataset": []}, "val_dataset is empty"),
-        ({"val_dataset": "absent.jsonl"}, "val_dataset: 'absent.jsonl': there is no such file"),
+        ({"val_dataset": "absent.jsonl"}, "val_dataset: 'absent.jsonl': no such file"),
         ({"val_dataset": [{"tone": 1}]}, "val_dataset: row 0 of the dataset: .* needs 'word'"),
         ({"train_dataset": [{"question": "?"}]}, "word"),
         (

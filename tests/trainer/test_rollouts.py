@@ -82,7 +82,7 @@ def test_unreachable_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_settings_incompatible_with_ray_are_rejected() -> None:
     with pytest.raises(ConfigError, match="has no effect on demonstrations"):
         check_rollouts(load_config(["rollout.runner=ray"]), DemonstrationRollouts.__new__(DemonstrationRollouts))
-    with pytest.raises(ConfigError, match=r"ray.working_dir='/no/such': there is no such folder"):
+    with pytest.raises(ConfigError, match=r"ray.working_dir='/no/such': no such folder"):
         check_rollouts(load_config(["rollout.runner=ray", "ray.working_dir=/no/such"]), DOOR)
 
 

@@ -448,7 +448,7 @@ def test_second_adapter_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.path=no/such/folder", "there is no such folder"),
+        ("model.path=no/such/folder", "no such folder"),
         ("model.tool_parser=hermse", "did you mean 'hermes'"),
         ("model.chat_template=no/such.jinja", "model.chat_template='no/such.jinja' cannot be read"),
         ("model.device=tpu9", "device='tpu9'"),

@@ -197,7 +197,7 @@ def test_line_of_a_single_point_is_drawn_as_a_point(look: Client, tmp_path: Path
 @pytest.mark.parametrize(
     ("path", "status", "expected"),
     [
-        ("/nowhere", 404, "there is no such page"),
+        ("/nowhere", 404, "no such page"),
         ("/run/nix", 404, "there is no run named 'nix'"),
         ("/run/real/step/77", 404, "there is no step 77"),
         ("/run/real/batch/77", 404, "this run has no batch of step 77"),

@@ -50,7 +50,7 @@ def test_equal_names_are_kept_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nix", "there is no such folder; runs in .*: first; .* such as evals/first; or make one with `rllm demo`"),
+        ("nix", "no such folder; runs in .*: first; .* such as evals/first; or make one with `rllm demo`"),
         ("docs", "is not the folder of a run.* such as evals/first"),
     ],
 )

@@ -48,7 +48,7 @@ class ToolAgent(ChatAgent):
             accumulate_thinking: False omits the reasoning of earlier turns from prompts.
 
         Raises:
-            ConfigError: if there is no such format, both `tools` and `tool_map` are given, or a tool cannot
+            ConfigError: if the format does not exist, both `tools` and `tool_map` are given, or a tool cannot
                 be created.
         """
         self.tools = MultiTool(tools, tool_map)

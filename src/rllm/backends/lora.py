@@ -162,7 +162,7 @@ def coverage(path_or_id: str | Path, settings: LoraSettings, *, by_peft: bool = 
         by_peft: let peft alone find the targets, as verl's workers do, which adapt no weights by name.
 
     Raises:
-        ConfigError: if there is no such model, or if it cannot have such an adapter.
+        ConfigError: if the model does not exist, or if it cannot have such an adapter.
         MissingDependencyError: without peft.
     """
     model = load_outline(path_or_id)

@@ -31,7 +31,7 @@ def open_existing(url: str, *, read_only: bool = True) -> TraceStore:
     if path is None and not url.startswith("postgres"):
         raise ConfigError(f"store={url!r} is not kept on disk: name a file or a database")
     if path is not None and not Path(path).expanduser().exists():
-        raise ConfigError(f"store={url!r}: there is no such file; check the path")
+        raise ConfigError(f"store={url!r}: no such file; check the path")
     return open_store(url, read_only=read_only)
 
 

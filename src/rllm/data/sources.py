@@ -140,7 +140,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise ConfigError(f"{str(path)!r}: there is no such file; check the path") from error
+        raise ConfigError(f"{str(path)!r}: no such file; check the path") from error
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
 

@@ -66,7 +66,7 @@ class GymnasiumEnv(BaseEnv):
                 default `rllm.environments.gymnasium_env.parse_action`.
 
         Raises:
-            ConfigError: if there is no such environment, it is vectorized, or the labels do not
+            ConfigError: if the environment does not exist, it is vectorized, or the labels do not
                 match its action space.
             EnvError: if its constructor raises.
             MissingDependencyError: if gymnasium is not installed.

@@ -40,7 +40,7 @@ def checked_source(path_or_id: str | Path) -> str:
     if folder.exists():
         raise ConfigError(f"{name} is a file: use the folder that holds config.json")
     if _looks_like_path(path_or_id):
-        raise ConfigError(f"{name}: there is no such folder; check the path, or use a hub id (owner/name)")
+        raise ConfigError(f"{name}: no such folder; check the path, or use a hub id (owner/name)")
     if str(path_or_id).lower().endswith("-gguf"):
         raise ConfigError(f"{name} holds GGUF files, which cannot be trained: use the id of the original model")
     if is_offline() and not local_folder(str(path_or_id)).is_dir():
@@ -192,7 +192,7 @@ def from_pretrained(
             remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
         else:
             remedy = (
-                "there is no such local folder, and the hub did not provide it; check the id and the network, "
+                "no such local folder, and the hub did not provide it; check the id and the network, "
                 "download it, or set HF_HUB_OFFLINE=1 to use only what is already cached"
             )
         raise ConfigError(f"{setting}={source!r}: cannot load its {part}: {remedy} ({first_line(error)})") from error

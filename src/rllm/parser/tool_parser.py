@@ -221,7 +221,7 @@ def get_tool_parser(parser_name: str) -> type[ToolParser]:
     """Return the parser class of a format, such as `qwen` or `llama3_json`; see `tool_parser`.
 
     Raises:
-        ConfigError: if there is no such format.
+        ConfigError: if the format does not exist.
     """
     tool_parser(parser_name)
     return _CLASSES.get(parser_name) or type("NamedToolParser", (ToolParser,), {"format": parser_name})

@@ -107,9 +107,7 @@ def judge(rubric: str | Path | JSONMapping) -> RubricJudge | ConversationJudge |
         settings, name = dict(rubric), "rubric"
     else:
         if not Path(rubric).expanduser().is_file():
-            raise ConfigError(
-                f"rubric={str(rubric)!r}: there is no such file; use a YAML file with model, base_url, ..."
-            )
+            raise ConfigError(f"rubric={str(rubric)!r}: no such file; use a YAML file with model, base_url, ...")
         settings, name = read_settings(Path(rubric).expanduser())[0], str(rubric)
     try:
         checked = Rubric.model_validate(settings)

@@ -193,7 +193,7 @@ def run_supervised(
     if isinstance(command, str) or not command:
         raise ConfigError(f"command={command!r}: use a list of a program and its arguments")
     if cwd is not None and not Path(cwd).is_dir():
-        raise ConfigError(f"cwd={os.fspath(cwd)!r}: there is no such folder")
+        raise ConfigError(f"cwd={os.fspath(cwd)!r}: no such folder")
     program = str(command[0])
     arguments = [_text(item, f"argument {number} of {program!r}") for number, item in enumerate(command)]
     variables = {name: _text(value, f"the variable {name} of {program!r}") for name, value in env.items()}

@@ -289,7 +289,7 @@ def open_for_reading(path: Path, timeout_s: float) -> sqlite3.Connection:
     """
     _refuse_directory(path)
     if not path.exists():
-        raise StoreError(f"trace store {str(path)!r}: there is no such file; check the path")
+        raise StoreError(f"trace store {str(path)!r}: no such file; check the path")
     mode = "mode=ro"
     may_write = os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
     if not may_write and not Path(f"{path}-wal").exists():

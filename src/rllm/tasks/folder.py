@@ -39,7 +39,7 @@ def read_tasks(source: str | Path) -> list[TaskFolder]:
     tasks: list[TaskFolder] = []
     problems: list[str] = []
     if not folder.is_dir():
-        raise ConfigError(f"tasks={str(folder)!r}: there is no such folder; name a task folder, or a folder of them")
+        raise ConfigError(f"tasks={str(folder)!r}: no such folder; name a task folder, or a folder of them")
     if not (folders := _task_folders(folder)):
         raise ConfigError(
             f"tasks={str(folder)!r}: neither it nor a folder in it has a {TOML}; docs/tasks.md has the format"

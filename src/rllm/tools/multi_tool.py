@@ -26,7 +26,7 @@ class ToolRegistry(Mapping[str, type[Tool]]):
         """Return the tool for a short name or a `package.module:Class`.
 
         Raises:
-            ConfigError: if there is no such tool (the message lists the known ones), or it does not create a tool.
+            ConfigError: if the tool does not exist (the message lists the known ones), or it does not create a tool.
         """
         cls = self[name] if name in self._tools else resolve(name, dict.fromkeys(self._tools, ""), kind="tool")
         return _create(cls, name, **settings)

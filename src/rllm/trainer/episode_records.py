@@ -165,7 +165,7 @@ def stored_episodes(folder: Path, tasks: Mapping[Key, Task] | None = None) -> It
 def store_of(folder: Path) -> str:
     """Return the path or URL of the traces of a run or evaluation; raise `ConfigError` for another folder."""
     if not folder.is_dir():
-        what = "it is a file" if folder.exists() else "there is no such folder"
+        what = "it is a file" if folder.exists() else "no such folder"
         raise ConfigError(
             f"run={str(folder)!r}: {what}; use the folder of a run or an evaluation: "
             f"{way_to_a_run(folder, or_evaluation=True)}"

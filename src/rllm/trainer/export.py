@@ -86,7 +86,7 @@ def chosen_checkpoint(run: Path, name: str) -> Path:
         return found
     there = ", ".join(path.name for path in checkpoints.all())
     if not there:
-        what = "it has no checkpoints" if run.exists() else "there is no such folder"
+        what = "it has no checkpoints" if run.exists() else "no such folder"
         raise ConfigError(f"run={str(run)!r}: {what}; use the folder of a training run: {way_to_a_run(run)}")
     lacks = "none has a score, which keep_best gives; " if name == "best" else ""
     raise ConfigError(f"checkpoint={name!r}: {lacks}{str(run)!r} has {there}; name one of them, or latest")

@@ -67,7 +67,7 @@ def check_rollouts(config: TrainConfig, source: RolloutSource) -> None:
         raise ConfigError("rollout.runner='ray' has no effect on demonstrations, which are not sampled: leave it out")
     folder = config.ray.working_dir
     if folder is not None and not folder.is_dir():
-        raise ConfigError(f"ray.working_dir={str(folder)!r}: there is no such folder")
+        raise ConfigError(f"ray.working_dir={str(folder)!r}: no such folder")
     load_ray()
     check_address(config.ray.address)
     packed(source, "the agent", OF_CODE)

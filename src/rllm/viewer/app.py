@@ -101,7 +101,7 @@ def _answering(page: Callable[[Request], Page | JSONObject]) -> Callable[[Reques
 
 
 async def _unknown(_: Request, __: Exception) -> Response:
-    return _error_page(404, "there is no such page")
+    return _error_page(404, "no such page")
 
 
 async def _failed(_: Request, error: Exception) -> Response:

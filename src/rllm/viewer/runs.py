@@ -271,7 +271,7 @@ class Runs:
             return [self._known(path.stem, folder=None, store_url=str(path))]
         if not path.is_dir():
             near = way_to_a_run(path, or_evaluation=True)
-            raise ConfigError(f"run={source!r}: there is no such folder; {near}; or {HOW_TO_MAKE_ONE}")
+            raise ConfigError(f"run={source!r}: no such folder; {near}; or {HOW_TO_MAKE_ONE}")
         if _is_run(path):
             check_contained(path)
             return [self._known(path.resolve().name, folder=path)]

@@ -148,7 +148,7 @@ def test_megatron_reads_its_own_section_for_adapters() -> None:
         ("optim.name=adamw8bit", "would have no effect on verl's workers; leave it out, or use backend=local"),
         ("critic.lr=0.1", "would have no effect because grpo has no critic"),
         ("model.tool_parser=hermse", "did you mean 'hermes'"),
-        ("model.path=no/such/folder", "there is no such folder"),
+        ("model.path=no/such/folder", "no such folder"),
     ],
 )
 def test_unusable_settings_are_rejected(override: str, message: str) -> None:

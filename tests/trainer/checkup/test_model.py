@@ -185,4 +185,4 @@ def test_model_that_is_refused_or_warned_of_in_training_has_one_finding(
 def test_missing_folder_is_reported() -> None:
     [found] = model_findings("./nowhere")
     assert not found.ok
-    assert "there is no such folder" in found.detail
+    assert "no such folder" in found.detail

@@ -6,7 +6,6 @@ verl imports this module in every process that has `VERL_USE_EXTERNAL_MODULES=rl
 from __future__ import annotations
 
 import os
-import resource
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from typing import Any
 
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+from rllm._runtime.process import peak_memory
 
 NAME = "cpu"
 
@@ -26,7 +27,7 @@ def _device_module() -> types.ModuleType:
     used = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
     vars(module).update(
         dict.fromkeys(nothing, lambda *_, **__: None),
-        **dict.fromkeys(used, lambda *_: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+        **dict.fromkeys(used, lambda *_: peak_memory()),
         mem_get_info=lambda *_: (_memory("SC_AVPHYS_PAGES"), _memory("SC_PHYS_PAGES")),
         get_rng_state=lambda *_: torch.get_rng_state(),
         set_rng_state=lambda state, *_: torch.set_rng_state(state),

@@ -66,9 +66,7 @@ class TokenPrompts:
             from rllm.parser.tool_prompt import TemplateChoice
         folder = Path(path).expanduser()
         if not folder.exists() and path.count("/") != 1:
-            raise ConfigError(
-                f"tokenizer={path!r}: there is no such folder; check the path, or use a hub id (owner/name)"
-            )
+            raise ConfigError(f"tokenizer={path!r}: no such folder; check the path, or use a hub id (owner/name)")
         source = str(folder) if folder.exists() else path
         tokenizer = from_pretrained(AutoTokenizer.from_pretrained, source, "tokenizer", setting="tokenizer")
         TemplateChoice(chat_template=chat_template, setting="--chat-template").apply(tokenizer)

@@ -181,7 +181,7 @@ def load_model(
         to_train: see `check_source`; a hub id is checked again when its configuration is there.
 
     Raises:
-        ConfigError: if there is no such model, its folder is incomplete, a needed package is not installed, quantized
+        ConfigError: if the model does not exist, its folder is incomplete, a needed package is not installed, quantized
             weights are to be trained, or a setting is wrong.
     """
     if template:

@@ -156,7 +156,7 @@ def vllm_command(setting: str | None) -> list[str]:
         words = shlex.split(setting)
         if not words or shutil.which(words[0]) is None:
             raise ConfigError(
-                f"vllm.command={setting!r}: there is no such program; name the one in the environment that has vLLM, "
+                f"vllm.command={setting!r}: no such program; name the one in the environment that has vLLM, "
                 "as in /opt/vllm/bin/vllm"
             )
         return words
