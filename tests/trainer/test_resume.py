@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -468,6 +469,19 @@ def test_failed_evaluation_is_repeated(run_trainer: RunTrainer) -> None:
     with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
         evaluated = [info for info in store.sessions() if info.metadata.get("split") == "eval"]
     assert len(evaluated) == 4 * 2
+
+
+def test_warnings_after_a_resume_consider_the_steps_before_it(run_trainer: RunTrainer) -> None:
+    def agent(word: str, base_url: str) -> float:
+        ask(base_url, word)
+        return next(rewards) if ScriptedBackend.latest.weight_version == 0 else 1.0
+
+    rewards = itertools.cycle([0.0, 1.0])
+    run_trainer({"num_steps": 2}, agent=agent)
+    run = run_trainer({"num_steps": 4}, agent=agent, resume=True)
+    solved = [line["step"] for line in run.lines if line.get("batch/zero_variance") == 1.0]
+    assert solved == [2, 3, 4]
+    assert [line["step"] for line in run.lines if "signal/no_variance" in line] == [4], "solved for three steps"
 
 
 def test_score_of_a_checkpoint_is_that_of_its_own_metric() -> None:

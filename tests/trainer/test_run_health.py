@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -179,6 +180,19 @@ def test_intermittent_warning_is_logged_once(caplog: Any) -> None:
         "step 1, all_truncated",
         "step 15, all_truncated",
     ]
+
+
+def test_resumed_run_keeps_its_warnings(caplog: Any) -> None:
+    steps = [{**HEALTHY, "policy/entropy": value} for value in [2.7, 2.6, 2.5, 0.1, 0.1, 0.1]]
+    whole, first = RunHealth(), RunHealth()
+    uninterrupted = [whole.check(step, metrics, []) for step, metrics in enumerate(steps)]
+    assert [bool(found) for found in uninterrupted] == [False] * 4 + [True] * 2
+    for step in range(5):
+        first.check(step, steps[step], [])
+    caplog.clear()
+    resumed = RunHealth(json.loads(json.dumps(first.state)))
+    assert resumed.check(5, steps[5], []) == uninterrupted[5]
+    assert not caplog.records, "logged before the resume"
 
 
 def test_tasks_are_not_blamed_for_content_missing_from_the_prompt() -> None:

@@ -63,6 +63,7 @@ from rllm.trainer.opponents import OpponentPool, OpponentUpstream, check_opponen
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source, source_in
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running, uses_a_cluster
+from rllm.trainer.run_health import RunHealth
 from rllm.trainer.selection import ReplayBuffer
 from rllm.trainer.settings import (
     check_evaluations,
@@ -386,6 +387,7 @@ class AgentTrainer:
             backend=backend,
             algorithm=self.algorithm,
             episode_metrics=self.source.episode_metrics(self.algorithm, backend, self.config.roles),
+            health=RunHealth(start.state.get("health")),
             teacher=own_teacher(self.config, self.algorithm, backend) or teacher,
             opponents=opponents,
             batch_log=BatchLog(self.run_dir, steps_done=start.steps_done, keep=self.config.keep_batches),

@@ -84,6 +84,8 @@ class TrainingLoop:
     val_data: Dataset | None = None
     episode_metrics: EpisodeMetrics = field(default_factory=EpisodeMetrics)
     """Turns episodes into metrics."""
+    health: RunHealth = field(default_factory=RunHealth)
+    """Warns of steps that learn nothing or diverge."""
     teacher: Teacher | None = None
     """Teacher model for distillation, if the algorithm uses one."""
     opponents: OpponentPool | None = None
@@ -102,7 +104,6 @@ class TrainingLoop:
     """Number of steps after which the policy was last evaluated."""
     score: float | None = None
     """The metric `keep_best` of that evaluation."""
-    _health: RunHealth = field(default_factory=RunHealth, init=False)
     _num_unattributed: int = field(default=0, init=False)
     """Number of these calls when the last step was logged."""
     _is_first: bool = field(default=True, init=False)
@@ -180,7 +181,7 @@ class TrainingLoop:
         metrics = self._metrics(episodes, assembled, update, times) | ages | memory_metrics(update.memory)
         if self.config.data.replay:
             metrics["batch/replayed"] = len(replayed) / (len(episodes) + len(replayed))
-        metrics |= self._health.check(self.steps_done, metrics, episodes)
+        metrics |= self.health.check(self.steps_done, metrics, episodes)
         self.trackers.log(self.steps_done, {**metrics, "policy/weight_version": float(version)})
         self.trackers.log_episodes(self.steps_done, "train", episodes)
         await self._note_state()
@@ -276,6 +277,7 @@ class TrainingLoop:
             "last_session": await self._last_session(),
             "success_rates": self.sampler.records,
             "replay": self.replay.sessions,
+            "health": self.health.state,
             "algorithm": self.algorithm.state(),
         }
 

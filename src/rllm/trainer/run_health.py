@@ -9,7 +9,7 @@ from statistics import fmean
 
 from rllm.errors import all_of
 from rllm.parser.chat_template import lost_warning
-from rllm.types import LOST_KEY, Episode
+from rllm.types import LOST_KEY, Episode, JSONMapping, JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -182,9 +182,16 @@ def _remedy(metrics: Mapping[str, float]) -> str:
 class RunHealth:
     """Logs each sign when it appears, and again only after it was absent for `_QUIET_STEPS`."""
 
-    def __init__(self) -> None:
-        self._last_seen: dict[str, int] = {}
-        self._before: list[dict[str, float]] = []
+    def __init__(self, state: JSONMapping | None = None) -> None:
+        """Begin, or continue with the `state` of a checkpoint."""
+        state = state or {}
+        self._last_seen: dict[str, int] = dict(state.get("last_seen", {}))
+        self._before: list[dict[str, float]] = list(state.get("before", ()))
+
+    @property
+    def state(self) -> JSONObject:
+        """Metrics and signs of the steps so far, as JSON for a checkpoint."""
+        return {"last_seen": dict(self._last_seen), "before": list(self._before)}
 
     def check(self, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
         """Warn of new signs, and return `signal/<name>` as 1 for each sign of this step."""
