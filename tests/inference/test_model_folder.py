@@ -13,7 +13,8 @@ import pytest
 
 from rllm.errors import ConfigError
 from rllm.inference.local import LocalEngine, load_model
-from rllm.inference.local.loading import check_source
+from rllm.inference.local.loading import check_source, warn_of_ends
+from rllm.parser.chat_template import ChatTemplate
 
 
 @pytest.fixture
@@ -130,6 +131,11 @@ async def test_end_token_of_the_template_ends_answers(
     output = await engine.get_model_response([{"role": "user", "content": "hi"}], max_tokens=4)
     assert output.completion_ids
     engine.close()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        warn_of_ends(loaded.model, converted, ChatTemplate(converted), on_server=True)
+    [record] = caplog.records
+    assert "the server does not end it there; add it to eos_token_id in generation_config.json" in record.message
 
 
 @pytest.mark.parametrize(

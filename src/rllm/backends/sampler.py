@@ -23,7 +23,7 @@ from rllm.gateway.upstream.policy_server import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.engine import LocalEngine
-from rllm.inference.local.loading import LoadedModel, save_model
+from rllm.inference.local.loading import LoadedModel, save_model, warn_of_ends
 from rllm.inference.servers.control import Handover
 from rllm.inference.servers.vllm_server import VLLMServer
 from rllm.parser.chat_template import ChatTemplate
@@ -184,6 +184,7 @@ class ServerSampler:
             max_length: bound on the tokens of a prompt with its answer.
             largest_gap: see `Probe`.
         """
+        warn_of_ends(model, tokenizer, ChatTemplate(tokenizer), on_server=True)
         self.server = server
         self.probe = Probe(model, tokenizer, max_length=max_length, largest_gap=largest_gap)
         self.inference = engine_on(server, tokenizer, served_name, tool_format)

@@ -27,10 +27,10 @@ from rllm.inference.local.loading import (
     check_length,
     check_token_ids,
     context_length,
-    listed_ends,
+    end_ids,
     load_model,
     longrope_note,
-    unlisted_end,
+    warn_of_ends,
 )
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler
@@ -122,7 +122,8 @@ class LocalEngine:
         self.lost = self.template.lost
         self.continued_prompt = Continuation(tokenizer, self.template).prompt_ids
         self.max_length = _checked_length(model, max_length)
-        self.end_ids = _end_ids(model, tokenizer, self.template)
+        warn_of_ends(model, tokenizer, self.template)
+        self.end_ids = end_ids(model, tokenizer, self.template)
         self._tool_parser = find_tool_parser(chosen_format(tool_parser, self.template.text))
         log_unread_calls(self.template, self._tool_parser)
         self._seeds = random.Random(seed)
@@ -357,20 +358,3 @@ def _checked_length(model: PreTrainedModel, wanted: int | None) -> int:
     if why := longrope_note(model.config):
         logger.warning("%s has a context of %d tokens here%s", type(model).__name__, limit, why)
     return limit or _DEFAULT_CONTEXT
-
-
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> frozenset[int]:
-    """Return every id that ends a turn, by the model's configurations, the tokenizer and the template."""
-    sources = (getattr(model, "generation_config", None), model.config, tokenizer)
-    listed = listed_ends(*(getattr(source, "eos_token_id", None) for source in sources))
-    if problem := unlisted_end(template, tokenizer, listed):
-        logger.warning("%s", problem)
-    ends = listed if template.end_id is None else listed | {template.end_id}
-    if not template.ends_answers(ends):
-        logger.warning(
-            "the chat template prints none of the model's ends (%s) after an answer, so answers are cut at their "
-            "maximum length unless the model ends them by itself: name a template that prints one with "
-            "model.chat_template=PATH",
-            ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(ends)))) or "it has none",
-        )
-    return ends

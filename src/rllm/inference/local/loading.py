@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import warnings
@@ -67,6 +68,8 @@ _REPEATED_GROUP, _REPEATS, _MAX_REPEATS = re.compile(r"\)[*+{]"), re.compile(r"[
 _SHORTEST = 2
 """A prompt of one token, and an answer of one."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -481,20 +484,50 @@ def listed_ends(*values: int | Collection[int] | None) -> frozenset[int]:
     return frozenset(end for value in values for end in ([value] if isinstance(value, int) else value or ()))
 
 
-def unlisted_end(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase, listed: Collection[int]) -> str:
+def unlisted_end(
+    template: ChatTemplate, tokenizer: PreTrainedTokenizerBase, listed: Collection[int], *, on_server: bool = False
+) -> str:
     """Return a warning if the template ends an answer with a token that is not among the listed ends, else empty.
 
-    The files of a converted model may name another token than the one with which its template ends an answer.
+    The files of a converted model may name another token than the one with which its template ends an answer. The
+    embedded engine ends answers there, a server does not.
     """
     end = template.end_id
     if end is None or end in listed:
         return ""
     others = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(listed)))) or "none"
+    effect, servers = ("the server does not end it there", "") if on_server else ("it ends there, too", " for servers")
     return (
         f"the chat template ends an answer with {tokenizer.convert_ids_to_tokens(end)!r}, id {end}, which the model's "
-        f"files do not list as an end ({others}): answers end there, too; add it to eos_token_id in "
-        "generation_config.json for other servers"
+        f"files do not list as an end ({others}): {effect}; add it to eos_token_id in generation_config.json{servers}"
     )
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> frozenset[int]:
+    """Return every id that ends an answer, by the model's configurations, the tokenizer and the template."""
+    ends = _listed_by(model, tokenizer)
+    return ends if template.end_id is None else ends | {template.end_id}
+
+
+def warn_of_ends(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, *, on_server: bool = False
+) -> None:
+    """Log if the model's files do not list the template's end of an answer, or if the template prints no end."""
+    if problem := unlisted_end(template, tokenizer, _listed_by(model, tokenizer), on_server=on_server):
+        logger.warning("%s", problem)
+    ends = end_ids(model, tokenizer, template)
+    if not template.ends_answers(ends):
+        logger.warning(
+            "the chat template prints none of the model's ends (%s) after an answer, so answers are cut at their "
+            "maximum length unless the model ends them by itself: name a template that prints one with "
+            "model.chat_template=PATH",
+            ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(ends)))) or "it has none",
+        )
+
+
+def _listed_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    sources = (getattr(model, "generation_config", None), model.config, tokenizer)
+    return listed_ends(*(getattr(source, "eos_token_id", None) for source in sources))
 
 
 def _check_complete(source: str, model: PreTrainedModel, found: JSONMapping) -> None:
