@@ -1,5 +1,8 @@
 import asyncio
+import os
+import subprocess
 import sys
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -51,6 +54,35 @@ def test_programs_run_alike_under_uvloop():
     for loop_factory in (uvloop.new_event_loop, asyncio.new_event_loop):
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             assert runner.run(main()) == ("y\n", "141\n")
+
+
+class Checked:
+    """A pipe whose descriptor is still open when it is closed; a closed one's number may be another file's by then."""
+
+    def __init__(self, pipe: IO[bytes], closed: list[int]) -> None:
+        self.fileno, self._pipe, self._closed = pipe.fileno, pipe, closed
+
+    def close(self) -> None:
+        self._closed.append(os.fstat(self.fileno()).st_ino)
+        self._pipe.close()
+
+
+@pytest.mark.parametrize("loop_factory", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_pipes_of_a_program_are_closed_once(loop_factory, monkeypatch):
+    """Under uvloop a transport would close them before the file does, whose close then ends another thread's file."""
+    closed: list[int] = []
+
+    def start(*args: Any, **options: Any) -> Any:
+        process = popen(*args, **options)
+        process.stdout, process.stderr = (Checked(pipe, closed) for pipe in (process.stdout, process.stderr))
+        return process
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        done = runner.run(ask(["sh", "-c", "echo 1; echo 2 >&2"]))
+    assert (done.stdout, done.stderr) == ("1\n", "2\n")
+    assert len(closed) == 2
 
 
 async def test_program_that_ignores_termination_is_killed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import tempfile
@@ -122,6 +123,8 @@ async def run_program(
         SandboxError: if it cannot be started.
     """
     process = _start(argv, stdin=stdin, env=env, cwd=cwd)
+    assert process.stdout
+    assert process.stderr
     failed = asyncio.get_running_loop().create_future()
     finished = asyncio.gather(
         _read(process.stdout, "stdout", on_output, failed),
@@ -169,25 +172,41 @@ def _start(
 
 
 async def _read(
-    pipe: IO[bytes] | None,
+    pipe: IO[bytes],
     stream: Stream,
     on_output: Callable[[Stream, bytes], None],
     failed: asyncio.Future[None],
 ) -> None:
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), pipe
-    )
-    # It reads to the end also when `on_output` raises, so that the program can end.
-    try:
-        while piece := await reader.read(_CHUNK_BYTES):
+    """Pass on what a pipe has, and close it.
+
+    `connect_read_pipe` is not used: uvloop's transport closes the descriptor twice, and the second time it may be that
+    of a file which another thread has just opened.
+    """
+    loop, descriptor = asyncio.get_running_loop(), pipe.fileno()
+    ended = loop.create_future()
+
+    def read() -> None:
+        try:
+            piece = os.read(descriptor, _CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not piece:
+            loop.remove_reader(descriptor)
+            if not ended.cancelled():
+                ended.set_result(None)
+        elif not failed.done():  # after an error it is read to its end, so that the program can end
             try:
-                if not failed.done():
-                    on_output(stream, piece)
+                on_output(stream, piece)
             except Exception as error:
                 failed.set_exception(error)
+
+    os.set_blocking(descriptor, False)
+    loop.add_reader(descriptor, read)
+    try:
+        await ended
     finally:
-        transport.close()
+        loop.remove_reader(descriptor)
+        pipe.close()
 
 
 async def _end(
