@@ -107,18 +107,23 @@ class Node:
 
     def kill(self) -> None:
         """Kill all processes of the node, as if the machine lost its power."""
-        processes = [psutil.Process(self.process.pid)]
-        processes += processes[0].children(recursive=True)
-        lines = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-        processes += [process for process, line in lines if "rllm-sandboxes" in line and self.name in line[-1]]
-        for act in (
-            psutil.Process.suspend,
-            psutil.Process.kill,
-        ):  # suspended first, so that none reacts to the end of others
-            for process in processes:
+        found: set[psutil.Process] = set()
+        # Suspended first, so that none reacts to the end of others; some may be started meanwhile.
+        while new := self._members() - found:
+            for process in new:
                 with suppress(psutil.NoSuchProcess):
-                    act(process)
+                    process.suspend()
+            found |= new
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
+
+    def _members(self) -> set[psutil.Process]:
+        first = psutil.Process(self.process.pid)
+        lines = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+        cleaners = {process for process, line in lines if "rllm-sandboxes" in line and self.name in line[-1]}
+        return {first, *first.children(recursive=True), *cleaners}
 
     @property
     def groups(self) -> list[Path]:
