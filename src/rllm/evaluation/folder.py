@@ -218,7 +218,7 @@ class _Evaluated:
             accuracy = {task["task_id"]: float(task["accuracy"]) for task in tasks if task["accuracy"] is not None}
             reward = {task["task_id"]: float(task["mean_reward"]) for task in tasks if task["mean_reward"] is not None}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            problem = "it has no report.json that can be read" if path.is_dir() else "there is no folder"
+            problem = "its report.json is missing or damaged" if path.is_dir() else "it does not exist"
             raise ConfigError(
                 f"--compare {path}: not the folder of a finished evaluation, since {problem}; "
                 "name what `rllm eval --out FOLDER` wrote"

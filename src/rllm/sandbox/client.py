@@ -179,8 +179,8 @@ async def _read(
 ) -> None:
     """Pass on what a pipe has, and close it.
 
-    `connect_read_pipe` is not used: uvloop's transport closes the descriptor twice, and the second time it may be that
-    of a file which another thread has just opened.
+    `connect_read_pipe` is not used: uvloop's transport closes the descriptor twice, and by the second time its number
+    may belong to a file that another thread has just opened.
     """
     loop, descriptor = asyncio.get_running_loop(), pipe.fileno()
     ended = loop.create_future()
